@@ -14,7 +14,11 @@ from rolloutbus.gateway.openai_api import OpenAIApi
 from rolloutbus.gateway.problems import error_body, headers_of, openai_error, status_of
 from rolloutbus.gateway.repeats import OncePerRequestId
 from rolloutbus.gateway.settings import GatewaySettings
-from rolloutbus.gateway.sglang_api import SGLangApi
+from rolloutbus.gateway.sglang.adapters import AdaptersApi
+from rolloutbus.gateway.sglang.control import ControlApi
+from rolloutbus.gateway.sglang.generation import GenerationApi
+from rolloutbus.gateway.sglang.updates import UpdatesApi
+from rolloutbus.gateway.sglang.weights import WeightsApi
 from rolloutbus.gateway.skyrl.api import SkyRLApi
 from rolloutbus.gateway.traffic import Traffic
 from rolloutbus.trainer_adapter.client.client import RolloutClient
@@ -43,7 +47,11 @@ def gateway_app(
     app.include_router(MetricsApi(client, traffic or Traffic()).router)
     if not settings.only_metrics:
         app.include_router(OpenAIApi(client, settings, tokenizer).router)
-        app.include_router(SGLangApi(client, settings, tokenizer).router)
+        app.include_router(GenerationApi(client, settings, tokenizer).router)
+        app.include_router(ControlApi(client, settings).router)
+        app.include_router(UpdatesApi(client, settings).router)
+        app.include_router(WeightsApi(client, settings).router)
+        app.include_router(AdaptersApi(client, settings).router)
         app.include_router(SkyRLApi(client, settings, tokenizer).router)
         app.include_router(FleetApi(client, settings).router)
     app.add_middleware(OncePerRequestId, max_body_bytes=settings.max_body_bytes)

@@ -36,6 +36,8 @@ class GatewaySettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
     """For bodies of OpenAI's endpoints that do not say it."""
     max_body_bytes: Annotated[int, msgspec.Meta(ge=1024)] = 64 * MIB
     """Of a request."""
+    weights_root: str = ""
+    """Directory below which `/update_weights_from_disk` may name checkpoints; empty: none."""
     only_metrics: bool = False
     """Answer `/metrics` and nothing else."""
     exit_with_parent: bool = False

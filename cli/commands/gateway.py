@@ -61,6 +61,15 @@ def gateway(
     max_tokens: Annotated[
         int, typer.Option(min=1, help="For bodies of OpenAI's endpoints that do not say it.")
     ] = 1024,
+    weights_root: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="DIR",
+            help="Directory of checkpoints that /update_weights_from_disk may publish.",
+            exists=True,
+            file_okay=False,
+        ),
+    ] = None,
 ) -> None:
     """Serve OpenAI's and SGLang's HTTP endpoints in front of a fleet, until Ctrl-C.
 
@@ -80,6 +89,7 @@ def gateway(
         served_model_name=served_model_name,
         tool_format=tool_format,
         default_max_tokens=max_tokens,
+        weights_root=str(weights_root.resolve()) if weights_root else "",
     )
     run(_serve(run_gateway, settings))
 

@@ -695,16 +695,27 @@ class RolloutClient:
         return await check_weights(self._commands, names, target, deadline_s)
 
     async def get_weights(
-        self, name: str, worker: str, *, deadline_s: float = WEIGHTS_DEADLINE_S
+        self,
+        name: str,
+        worker: str,
+        *,
+        max_rows: int = 0,
+        deadline_s: float = WEIGHTS_DEADLINE_S,
     ) -> ActiveTensor:
         """The bytes of one tensor as a worker has it active, all of one version.
+
+        Args:
+            name: of the tensor.
+            worker: its name.
+            max_rows: fetch so many of its first rows, along its first dimension; 0: all of it.
+            deadline_s: seconds from now.
 
         Raises:
             RequestError: the worker has no such tensor, or cannot tell.
             PeerLost: the worker was lost.
             TimeoutError: versions changed faster than the tensor could be read.
         """
-        return await get_weights(self._commands, name, worker, deadline_s)
+        return await get_weights(self._commands, name, worker, deadline_s, max_rows)
 
 
 @strict()

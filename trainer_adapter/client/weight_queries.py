@@ -5,6 +5,7 @@ keeps it; else with the other workers of that version.
 """
 
 import asyncio
+import hashlib
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -15,8 +16,15 @@ import numpy as np
 from rolloutbus.bus.actor.ref import FLEET, worker
 from rolloutbus.bus.transport.bulk import BulkLink
 from rolloutbus.bus.weights.manifest import DTYPES, Bytes
-from rolloutbus.bus.wire.errors import BusError, EngineFailed, PeerLost, RemoteProtocolError
+from rolloutbus.bus.wire.errors import (
+    BusError,
+    EngineFailed,
+    PeerLost,
+    Refused,
+    RemoteProtocolError,
+)
 from rolloutbus.bus.wire.limits import CHUNK_BYTES
+from rolloutbus.bus.wire.messages.endings import bad_request
 from rolloutbus.bus.wire.messages.weights import (
     CheckedWeights,
     CheckWeights,
@@ -57,6 +65,8 @@ class WorkerWeights:
     """Tensor -> how many of its numbers are infinite or NaN."""
     zero: list[str]
     """Tensors of which every byte is 0; they may be meant to be."""
+    checksum: str
+    """SHA-256, as hex, of all names and digests: equal where the same bytes are active."""
 
     @property
     def is_ok(self) -> bool:
@@ -127,18 +137,20 @@ async def check_weights(
 
 
 async def get_weights(
-    commands: Commands, name: str, from_worker: str, deadline_s: float
+    commands: Commands, name: str, from_worker: str, deadline_s: float, max_rows: int
 ) -> ActiveTensor:
     """Fetch one tensor in ranges of one version; see `RolloutClient.get_weights`."""
+    if max_rows < 0:
+        raise Refused(bad_request("max_rows", f"a number of rows is not below 0: {max_rows}"))
     async with asyncio.timeout(deadline_s):
         while True:
-            tensor = await _fetched(commands, name, from_worker, deadline_s)
+            tensor = await _fetched(commands, name, from_worker, deadline_s, max_rows)
             if tensor is not None:
                 return tensor
 
 
 async def _fetched(
-    commands: Commands, name: str, from_worker: str, deadline_s: float
+    commands: Commands, name: str, from_worker: str, deadline_s: float, max_rows: int
 ) -> ActiveTensor | None:
     """None if another version became active meanwhile."""
 
@@ -154,7 +166,10 @@ async def _fetched(
     first = await ask(0, 0)
     if first.dtype not in DTYPES:
         raise RemoteProtocolError(f"a tensor of the unknown type {first.dtype!r}")
-    content = np.empty(prod(first.shape) * DTYPES[first.dtype].size_bytes, np.uint8)
+    shape = tuple(first.shape)
+    if max_rows and shape:
+        shape = (min(max_rows, shape[0]), *shape[1:])
+    content = np.empty(prod(shape) * DTYPES[first.dtype].size_bytes, np.uint8)
     offsets = iter(range(0, len(content), CHUNK_BYTES))
     has_changed = False
 
@@ -175,7 +190,7 @@ async def _fetched(
         raise errors.exceptions[0] from None
     if has_changed:
         return None
-    return ActiveTensor(name, first.version, first.dtype, tuple(first.shape), content)
+    return ActiveTensor(name, first.version, first.dtype, shape, content)
 
 
 async def _manifests(commands: Commands, versions: set[Version]) -> dict[Version, Digests]:
@@ -228,6 +243,7 @@ def compare(
                 missing=[each for each in right if each not in held],
                 not_finite=_not_finite(checked[name][1]),
                 zero=[each.name for each in checked[name][1].tensors if each.is_zero],
+                checksum=_checksum(held),
             )
     return found
 
@@ -247,6 +263,11 @@ def _agreed(members: Iterable[Digests]) -> dict[str, int | None]:
 
 def _only(whole: Digests, names: Sequence[str]) -> Mapping[str, int | None]:
     return {name: digest for name, digest in whole.items() if not names or name in names}
+
+
+def _checksum(held: Digests) -> str:
+    lines = (f"{name}\0{digest:016x}\n" for name, digest in sorted(held.items()))
+    return hashlib.sha256("".join(lines).encode()).hexdigest()
 
 
 def _not_finite(body: CheckedWeights) -> dict[str, int]:

@@ -1,9 +1,9 @@
-"""SGLang's endpoints: `/generate`, and control of the fleet as if it were one engine."""
+"""SGLang's `/generate` and `/abort_request`."""
 
 import asyncio
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
-from typing import Any, cast
+from typing import Any
 
 import msgspec
 from fastapi import APIRouter, Request, Response
@@ -11,8 +11,12 @@ from fastapi import APIRouter, Request, Response
 from rolloutbus.bus.wire.errors import BusError, Refused
 from rolloutbus.bus.wire.messages.endings import Problem, bad_request
 from rolloutbus.bus.wire.messages.generation import SamplingParams
+from rolloutbus.gateway.engine_routes import check_fields
 from rolloutbus.gateway.exchange import EventStream, Json, as_json, body_of, while_connected
-from rolloutbus.gateway.generate_body import (
+from rolloutbus.gateway.headers import version_headers, with_headers
+from rolloutbus.gateway.problems import openai_error
+from rolloutbus.gateway.settings import GatewaySettings
+from rolloutbus.gateway.sglang.generate_body import (
     GenerateBody,
     Prompts,
     by_body,
@@ -20,31 +24,19 @@ from rolloutbus.gateway.generate_body import (
     prompts_of,
     reply_of,
 )
-from rolloutbus.gateway.headers import version_headers, with_headers
-from rolloutbus.gateway.problems import openai_error
-from rolloutbus.gateway.settings import GatewaySettings
 from rolloutbus.trainer_adapter.client.asks import ask_of, deadline_of, row_seed
 from rolloutbus.trainer_adapter.client.client import RolloutClient
 from rolloutbus.trainer_adapter.client.core.results import (
     Delta,
-    FleetResult,
     Rollout,
     RolloutCancelled,
     rollout_in,
 )
 from rolloutbus.trainer_adapter.client.text import Tokenizer
 
-PAUSE_MODES = ("abort", "retract", "in_place")
-MEMORY_TAGS = ("weights", "kv_cache", "cuda_graph")
-HEALTH_DEADLINE_S = 20.0
-STATUS_DEADLINE_S = 3.0
-"""Of a look at the fleet's health: a router that does not answer is none."""
-SLOW_S = 120.0
-"""Deadline of commands that wait for running requests or move memory."""
 
-
-class SGLangApi:
-    """Answers SGLang's requests through a client of the bus."""
+class GenerationApi:
+    """Answers SGLang's requests for samples through a client of the bus."""
 
     def __init__(
         self, client: RolloutClient, settings: GatewaySettings, tokenizer: Tokenizer | None
@@ -58,18 +50,6 @@ class SGLangApi:
         for path, answer, methods in (
             ("/generate", self.generate, ["POST", "PUT"]),
             ("/abort_request", self.abort_request, ["POST"]),
-            ("/pause_generation", self.pause_generation, ["POST"]),
-            ("/continue_generation", self.continue_generation, ["POST"]),
-            ("/flush_cache", self.flush_cache, ["GET", "POST"]),
-            ("/release_memory_occupation", self.release_memory, ["POST"]),
-            ("/resume_memory_occupation", self.resume_memory, ["POST"]),
-            ("/health", self.health, ["GET"]),
-            ("/health_generate", self.health_generate, ["GET"]),
-            ("/server_info", self.server_info, ["GET"]),
-            ("/get_server_info", self.server_info, ["GET"]),
-            ("/model_info", self.model_info, ["GET"]),
-            ("/get_model_info", self.model_info, ["GET"]),
-            ("/list_workers", self.list_workers, ["GET"]),
         ):
             self.router.add_api_route(path, answer, methods=methods)
 
@@ -154,7 +134,7 @@ class SGLangApi:
     async def abort_request(self, request: Request) -> Response:
         """`POST /abort_request`: ends requests of this gateway; they answer what they have."""
         body = await body_of(request, self._settings.max_body_bytes)
-        _check_fields(body, ("rid", "abort_all"))
+        check_fields(body, ("rid", "abort_all"))
         if body.get("abort_all"):
             return as_json({"aborted": await self._client.abort()})
         rid = body.get("rid")
@@ -162,87 +142,6 @@ class SGLangApi:
             raise Refused(bad_request("rid", "name a request, or say `abort_all`"))
         known = self._rids.get(rid, [])
         return as_json({"aborted": await self._client.abort(known) if known else 0})
-
-    async def pause_generation(self, request: Request) -> Response:
-        """`POST /pause_generation`: the fleet samples nothing until `/continue_generation`."""
-        body = await body_of(request, self._settings.max_body_bytes)
-        _check_fields(body, ("mode",))
-        mode = body.get("mode", "abort")
-        if mode not in PAUSE_MODES:
-            raise Refused(bad_request("mode", f"a mode is one of {', '.join(PAUSE_MODES)}"))
-        result = await self._client.pause(mode, deadline_s=SLOW_S)
-        if mode == "abort":  # others' requests wait; here their callers want what there is
-            await self._client.abort()
-        return as_json(_done("Generation paused successfully.", result))
-
-    async def continue_generation(self, request: Request) -> Response:
-        """`POST /continue_generation`: ends the pause."""
-        body = await body_of(request, self._settings.max_body_bytes)
-        _check_fields(body, ("torch_empty_cache",))
-        result = await self._client.resume(deadline_s=SLOW_S)
-        return as_json(_done("Generation continued successfully.", result))
-
-    async def flush_cache(self) -> Response:
-        """`POST /flush_cache`: forgets cached prefixes that no request uses."""
-        await self._client.flush_cache(deadline_s=SLOW_S)
-        return Response("Cache flushed.\n", media_type="text/plain")
-
-    async def release_memory(self, request: Request) -> Response:
-        """`POST /release_memory_occupation`: releases engine memory; the fleet must be idle."""
-        result = await self._client.sleep(await self._tags(request), deadline_s=SLOW_S)
-        return as_json(_done("Memory released.", result))
-
-    async def resume_memory(self, request: Request) -> Response:
-        """`POST /resume_memory_occupation`: takes released memory back."""
-        result = await self._client.wake_up(await self._tags(request), deadline_s=SLOW_S)
-        return as_json(_done("Memory taken back.", result))
-
-    async def health(self) -> Response:
-        """`GET /health`: 200 if the router answers and some worker takes requests; else 503."""
-        status = await self._client.status(deadline_s=STATUS_DEADLINE_S)
-        ready = [each.name for each in status.workers if not each.blocked_by]
-        content = {"status": "ok" if ready else "no worker takes requests", "ready": len(ready)}
-        return as_json(content, 200 if ready else 503)
-
-    async def health_generate(self, request: Request) -> Response:
-        """`GET /health_generate`: 200 once a worker has sampled a token."""
-        sampling = SamplingParams(max_new_tokens=1, temperature=0.0)
-        work = self._client.generate([0], sampling, deadline_s=HEALTH_DEADLINE_S)
-        rollout = await while_connected(request, work)
-        return as_json({"status": "ok", "worker": rollout.worker})
-
-    async def server_info(self) -> Response:
-        """`GET /server_info`: facts and counters of each worker's engine."""
-        result = await self._client.server_info(check=False)
-        return as_json({"workers": _by_worker(result), "silent": result.silent})
-
-    async def model_info(self) -> Response:
-        """`GET /model_info`: the served name and the committed weight version of each policy."""
-        status = await self._client.status()
-        versions = {each.policy: 0 for each in status.workers} | status.committed
-        return as_json(
-            {
-                "model_path": self._settings.model_path or self._settings.served_names[0],
-                "is_generation": True,
-                "weight_version": str(versions.get("default", 0)),
-                "weight_versions": versions,
-            }
-        )
-
-    async def list_workers(self) -> Response:
-        """`GET /list_workers`: the router's table."""
-        status = await self._client.status()
-        return as_json({"workers": msgspec.to_builtins(status.workers)})
-
-    async def _tags(self, request: Request) -> list[Any]:
-        body = await body_of(request, self._settings.max_body_bytes)
-        _check_fields(body, ("tags",))
-        tags = body.get("tags")
-        if tags is None:
-            return ["weights", "kv_cache"]
-        if not isinstance(tags, list) or not set(cast("list[Any]", tags)) <= set(MEMORY_TAGS):
-            raise Refused(bad_request("tags", f"tags are a list of {', '.join(MEMORY_TAGS)}"))
-        return cast("list[Any]", tags)
 
     def _take_names(self, prompts: Prompts) -> None:
         """Raises Refused: a request under way has one of them."""
@@ -279,24 +178,6 @@ def _rollout_in(result: Any) -> Rollout:  # noqa: ANN401 - a result of any comma
 
 def _name(prompts: Prompts, row: int) -> str:
     return prompts.names[row // prompts.n] if prompts.names else ""
-
-
-def _check_fields(body: Json, known: tuple[str, ...]) -> None:
-    for name in body:
-        if name not in known:
-            message = f"there is no field {name[:64]!r} here; there are {', '.join(known)}"
-            raise Refused(bad_request(name[:64], message))
-
-
-def _done(message: str, result: FleetResult) -> Json:
-    return {"message": message, "status": "ok", "success": True, "workers": list(result.by_worker)}
-
-
-def _by_worker(result: FleetResult) -> Json:
-    return {
-        name: {"error": str(each)} if isinstance(each, BaseException) else msgspec.to_builtins(each)
-        for name, each in result.by_worker.items()
-    }
 
 
 def _told(error: BusError) -> Json:

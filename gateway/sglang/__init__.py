@@ -1,0 +1,1 @@
+"""SGLang's endpoints: samples, control of the fleet as one engine, adapters and weights."""

@@ -1,0 +1,190 @@
+"""SGLang's control of an engine, for the fleet as if it were one: pauses, memory, health, load."""
+
+from typing import Any, cast
+
+import msgspec
+from fastapi import APIRouter, Request, Response
+
+from rolloutbus.bus.wire.errors import Refused
+from rolloutbus.bus.wire.messages.endings import Problem, bad_request
+from rolloutbus.bus.wire.messages.generation import SamplingParams
+from rolloutbus.gateway.engine_routes import MEMORY_TAGS, PAUSE_MODES, SLOW_S, check_fields
+from rolloutbus.gateway.exchange import Json, as_json, body_of, while_connected
+from rolloutbus.gateway.settings import GatewaySettings
+from rolloutbus.trainer_adapter.client.client import RolloutClient
+from rolloutbus.trainer_adapter.client.core.results import FleetResult
+from rolloutbus.trainer_adapter.client.engine_gauges import cache_used, loads_of
+
+HEALTH_DEADLINE_S = 20.0
+STATUS_DEADLINE_S = 3.0
+"""Of a look at the fleet's health: a router that does not answer is none."""
+LOADS_DEADLINE_S = 3.0
+HOW_WORKERS_JOIN = (
+    "nobody adds a worker of the bus by URL, it joins by itself: start it with the router's "
+    "address (rolloutbus worker), or bring up more of them (rolloutbus up -n N)"
+)
+
+
+class ControlApi:
+    """Answers SGLang's commands to an engine through a client of the bus."""
+
+    def __init__(self, client: RolloutClient, settings: GatewaySettings) -> None:
+        self._client = client
+        self._settings = settings
+        self.router = APIRouter()
+        for path, answer, methods in (
+            ("/pause_generation", self.pause_generation, ["POST"]),
+            ("/continue_generation", self.continue_generation, ["POST"]),
+            ("/flush_cache", self.flush_cache, ["GET", "POST"]),
+            ("/release_memory_occupation", self.release_memory, ["POST"]),
+            ("/resume_memory_occupation", self.resume_memory, ["POST"]),
+            ("/health", self.health, ["GET"]),
+            ("/health_generate", self.health_generate, ["GET"]),
+            ("/server_info", self.server_info, ["GET"]),
+            ("/get_server_info", self.server_info, ["GET"]),
+            ("/model_info", self.model_info, ["GET"]),
+            ("/get_model_info", self.model_info, ["GET"]),
+            ("/list_workers", self.list_workers, ["GET"]),
+            ("/add_worker", self.add_worker, ["POST"]),
+            ("/v1/loads", self.loads, ["GET"]),
+            ("/get_load", self.get_load, ["GET"]),
+        ):
+            self.router.add_api_route(path, answer, methods=methods)
+
+    async def pause_generation(self, request: Request) -> Response:
+        """`POST /pause_generation`: the fleet samples nothing until `/continue_generation`."""
+        body = await body_of(request, self._settings.max_body_bytes)
+        check_fields(body, ("mode",))
+        mode = body.get("mode", "abort")
+        if mode not in PAUSE_MODES:
+            raise Refused(bad_request("mode", f"a mode is one of {', '.join(PAUSE_MODES)}"))
+        result = await self._client.pause(mode, deadline_s=SLOW_S)
+        if mode == "abort":  # others' requests wait; here their callers want what there is
+            await self._client.abort()
+        return as_json(_done("Generation paused successfully.", result))
+
+    async def continue_generation(self, request: Request) -> Response:
+        """`POST /continue_generation`: ends the pause."""
+        body = await body_of(request, self._settings.max_body_bytes)
+        check_fields(body, ("torch_empty_cache",))
+        result = await self._client.resume(deadline_s=SLOW_S)
+        return as_json(_done("Generation continued successfully.", result))
+
+    async def flush_cache(self) -> Response:
+        """`POST /flush_cache`: forgets cached prefixes that no request uses."""
+        await self._client.flush_cache(deadline_s=SLOW_S)
+        return Response("Cache flushed.\n", media_type="text/plain")
+
+    async def release_memory(self, request: Request) -> Response:
+        """`POST /release_memory_occupation`: releases engine memory; the fleet must be idle."""
+        result = await self._client.sleep(await self._tags(request), deadline_s=SLOW_S)
+        return as_json(_done("Memory released.", result))
+
+    async def resume_memory(self, request: Request) -> Response:
+        """`POST /resume_memory_occupation`: takes released memory back."""
+        result = await self._client.wake_up(await self._tags(request), deadline_s=SLOW_S)
+        return as_json(_done("Memory taken back.", result))
+
+    async def health(self) -> Response:
+        """`GET /health`: 200 if the router answers and some worker takes requests; else 503."""
+        status = await self._client.status(deadline_s=STATUS_DEADLINE_S)
+        ready = [each.name for each in status.workers if not each.blocked_by]
+        content = {"status": "ok" if ready else "no worker takes requests", "ready": len(ready)}
+        return as_json(content, 200 if ready else 503)
+
+    async def health_generate(self, request: Request) -> Response:
+        """`GET /health_generate`: 200 once a worker has sampled a token."""
+        sampling = SamplingParams(max_new_tokens=1, temperature=0.0)
+        work = self._client.generate([0], sampling, deadline_s=HEALTH_DEADLINE_S)
+        rollout = await while_connected(request, work)
+        return as_json({"status": "ok", "worker": rollout.worker})
+
+    async def server_info(self) -> Response:
+        """`GET /server_info`: facts and counters of each worker's engine."""
+        result = await self._client.server_info(check=False)
+        return as_json({"workers": _by_worker(result), "silent": result.silent})
+
+    async def model_info(self) -> Response:
+        """`GET /model_info`: the served name and the committed weight version of each policy."""
+        status = await self._client.status()
+        versions = {each.policy: 0 for each in status.workers} | status.committed
+        return as_json(
+            {
+                "model_path": self._settings.model_path or self._settings.served_names[0],
+                "is_generation": True,
+                "weight_version": str(versions.get("default", 0)),
+                "weight_versions": versions,
+            }
+        )
+
+    async def list_workers(self) -> Response:
+        """`GET /list_workers`: the router's table."""
+        status = await self._client.status()
+        return as_json({"workers": msgspec.to_builtins(status.workers)})
+
+    async def _tags(self, request: Request) -> list[Any]:
+        body = await body_of(request, self._settings.max_body_bytes)
+        check_fields(body, ("tags",))
+        tags = body.get("tags")
+        if tags is None:
+            return ["weights", "kv_cache"]
+        if not isinstance(tags, list) or not set(cast("list[Any]", tags)) <= set(MEMORY_TAGS):
+            raise Refused(bad_request("tags", f"tags are a list of {', '.join(MEMORY_TAGS)}"))
+        return cast("list[Any]", tags)
+
+    async def add_worker(self) -> Response:
+        """`POST /add_worker`: refused, since workers join by themselves."""
+        raise Refused(Problem("unsupported", HOW_WORKERS_JOIN, "not_started", field="url"))
+
+    async def loads(self, request: Request) -> Response:
+        """`GET /v1/loads`: what each worker has to do."""
+        for name in request.query_params:
+            message = "every worker's load comes whole, as JSON; /metrics has it for Prometheus"
+            raise Refused(Problem("unsupported", message, "not_started", field=name[:64]))
+        rows, n_queued = await while_connected(request, self._loads())
+        return as_json({"loads": rows, "num_waiting_reqs": n_queued})
+
+    async def get_load(self, request: Request) -> Response:
+        """`GET /get_load`: the same in SGLang's former shape, one row for each worker."""
+        rows, _ = await while_connected(request, self._loads())
+        return as_json(
+            [
+                {
+                    "dp_rank": row["dp_rank"],
+                    "worker": row["worker"],
+                    "num_reqs": row["num_running_reqs"],
+                    "num_tokens": row["num_used_tokens"],
+                }
+                for row in rows
+            ]
+        )
+
+    async def _loads(self) -> tuple[list[Json], int]:
+        """A row for each worker, and how many requests wait in the router."""
+        status = await self._client.status()
+        result = await self._client.get_load(deadline_s=LOADS_DEADLINE_S, check=False)
+        gauges = loads_of(result)
+        rows: list[Json] = []
+        for rank, each in enumerate(sorted(status.workers, key=lambda each: each.name)):
+            row: Json = {
+                "dp_rank": rank,
+                "worker": each.name,
+                "num_running_reqs": each.n_running,
+                "num_used_tokens": each.n_tokens,
+                "max_running_requests": each.slots,
+                "token_usage": cache_used(gauges.get(each.name, {})),
+                "gauges": gauges.get(each.name),
+            }
+            rows.append(row)
+        return rows, status.n_queued
+
+
+def _done(message: str, result: FleetResult) -> Json:
+    return {"message": message, "status": "ok", "success": True, "workers": list(result.by_worker)}
+
+
+def _by_worker(result: FleetResult) -> Json:
+    return {
+        name: {"error": str(each)} if isinstance(each, BaseException) else msgspec.to_builtins(each)
+        for name, each in result.by_worker.items()
+    }

@@ -1,0 +1,240 @@
+"""SGLang's endpoints for weights and adapters: all of a fleet has a version, or keeps its own."""
+
+# pyright: reportUnknownMemberType=false
+# transformers' stubs leave parameters untyped.
+
+import asyncio
+import base64
+import json
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import pytest_asyncio
+import torch
+from safetensors.torch import save
+from transformers import AutoModelForCausalLM
+
+from rolloutbus import Fleet, RolloutClient, SamplingParams, WeightPublisher
+from rolloutbus.launcher.settings import UpOptions
+from tests.integration.gateway_process import Gateway, Json, Reply, gateway
+from tests.integration.live_fleet import DEADLINE_S, Streamed
+
+pytestmark = [
+    pytest.mark.integration,
+    pytest.mark.timeout(240),
+    pytest.mark.asyncio(loop_scope="module"),
+]
+
+FLEET: UpOptions = {"workers": 2, "engine_options": {"threads": 1, "slots": 8}}
+LONG = SamplingParams(max_new_tokens=500, temperature=0, ignore_eos=True)
+GREEDY = SamplingParams(max_new_tokens=8, temperature=0, ignore_eos=True)
+OCTETS = {"content-type": "application/octet-stream"}
+NAME = "model.embed_tokens.weight"
+
+Trained = Any
+
+
+def trained(tiny_model: Path, seed: int) -> Trained:
+    """The fleet's model after some training."""
+    model: Trained = AutoModelForCausalLM.from_pretrained(tiny_model, dtype=torch.float32)
+    chance = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for each in model.parameters():
+            each.add_(torch.randn(each.shape, generator=chance), alpha=0.05)
+    return model
+
+
+def tensors_of(model: Trained) -> dict[str, torch.Tensor]:
+    return {name: each.detach().clone() for name, each in model.named_parameters()}
+
+
+def greedy(model: Trained, prompt: list[int]) -> list[int]:
+    """What the model itself says."""
+    tokens = list(prompt)
+    with torch.no_grad():
+        for _ in range(GREEDY.max_new_tokens):
+            tokens.append(int(model(torch.tensor([tokens])).logits[0, -1].argmax()))
+    return tokens[len(prompt) :]
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What the operator lets the gateway read."""
+    return tmp_path_factory.mktemp("weights_root")
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def served(fleet: Fleet, root: Path) -> AsyncIterator[Gateway]:
+    async with gateway("--address", fleet.address, "--weights-root", str(root)) as running:
+        yield running
+
+
+async def samples(client: RolloutClient, version: int) -> list[int]:
+    wanted = f"exact:{version}"
+    rollout = await client.generate([5, 6], GREEDY, versions=wanted, deadline_s=DEADLINE_S)
+    return rollout.tokens.tolist()
+
+
+def told(reply: Reply) -> str:
+    """Why it was refused, by the field that it names."""
+    assert reply.json["success"] is False
+    assert reply.json["message"] == reply.json["error"]["message"]
+    return reply.json["error"]["param"]
+
+
+async def test_checkpoint_in_several_files_becomes_the_fleets_weights(
+    served: Gateway, client: RolloutClient, root: Path, tiny_model: Path
+) -> None:
+    model = trained(tiny_model, 1)
+    model.save_pretrained(root / "step1", max_shard_size="200KB")
+    assert len(list((root / "step1").glob("*.safetensors"))) > 1
+
+    reply = await served.ask("POST", "/update_weights_from_disk", {"model_path": "step1"})
+
+    assert (reply.status, reply.json["success"]) == (200, True), reply.json
+    assert reply.json["workers"] == ["w0", "w1"]
+    assert await samples(client, reply.json["version"]) == greedy(model, [5, 6])
+    status = await client.status()
+    assert {each.version for each in status.workers} == {reply.json["version"]}
+
+
+async def test_tensors_in_a_body_become_the_fleets_weights(
+    served: Gateway, client: RolloutClient, tiny_model: Path
+) -> None:
+    model = trained(tiny_model, 2)
+    path = "/update_weights_from_tensor"
+    body = save(tensors_of(model))
+    raw = await served.ask("POST", f"{path}?flush_cache=false&timeout=60", body, OCTETS)
+    assert (raw.status, raw.json["success"]) == (200, True), raw.json
+    assert await samples(client, raw.json["version"]) == greedy(model, [5, 6])
+
+    encoded = {"safetensors": base64.b64encode(body).decode(), "abort_all_requests": True}
+    again = await served.ask("POST", path, encoded)
+    assert again.json["version"] == raw.json["version"] + 1
+
+
+async def test_first_values_of_a_tensor_are_told_as_sglang_tells_them(
+    served: Gateway, client: RolloutClient, tiny_model: Path
+) -> None:
+    model = trained(tiny_model, 3)
+    version = (await WeightPublisher(client).publish(model, require="all")).version
+    wanted = model.get_parameter(NAME).detach()[:3]
+
+    reply = await served.ask("POST", "/get_weights_by_name", {"name": NAME, "truncate_size": 3})
+
+    assert torch.equal(torch.tensor(reply.json), wanted)
+    assert reply.headers["x-smg-weight-version"] == str(version)
+    absent = await served.ask("POST", "/get_weights_by_name", {"name": "nonsense"})
+    assert absent.status >= 400
+    assert "nonsense" in absent.json["error"]["message"]
+
+
+async def test_weights_are_checked_with_the_store(served: Gateway, client: RolloutClient) -> None:
+    await client.status()
+    for body in ({}, {"action": "checksum"}, {"action": "compare"}):
+        reply = await served.ask("POST", "/weights_checker", body)
+        assert (reply.status, reply.json["success"]) == (200, True), reply.json
+        assert set(reply.json["workers"]) == {"w0", "w1"}
+        assert len(reply.json["per_engine_checksum"]) == 64
+    refused = await served.ask("POST", "/weights_checker", {"action": "snapshot"})
+    assert (refused.status, told(refused)) == (400, "action")
+
+
+async def test_weights_that_do_not_fit_leave_every_worker_where_it_was(
+    served: Gateway, client: RolloutClient, tiny_model: Path
+) -> None:
+    before = {each.name: each.version for each in (await client.status()).workers}
+    partial = {NAME: tensors_of(trained(tiny_model, 4))[NAME]}
+
+    reply = await served.ask("POST", "/update_weights_from_tensor", save(partial), OCTETS)
+
+    assert reply.status == 500
+    assert reply.json["success"] is False
+    assert "w0" in reply.json["message"]
+    assert {each.name: each.version for each in (await client.status()).workers} == before
+
+
+async def test_second_publisher_is_a_conflict(
+    served: Gateway, client: RolloutClient, tiny_model: Path
+) -> None:
+    model = trained(tiny_model, 5)
+    running = Streamed(client, [5, 6], LONG)
+    await running.reached(1)
+    first = WeightPublisher(client).start(model, in_flight="finish_old")
+    async for progress in first.changes():
+        if progress.phase in ("preparing", "recording", "committing"):
+            break
+    body = save(tensors_of(model))
+
+    asked = await served.ask("POST", "/update_weights_from_tensor?timeout=2", body, OCTETS)
+
+    assert asked.json["error"]["code"] == "update_in_progress", asked.json
+    assert asked.status == 409
+    await running.cut()
+    assert (await first).quarantined == {}
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "param"),
+    [
+        ("disk", {}, "body"),
+        ("disk", {"model_path": "/etc"}, "model_path"),
+        ("disk", {"model_path": "../step1"}, "model_path"),
+        ("disk", {"model_path": "away"}, "model_path"),
+        ("disk", {"model_path": "absent"}, "model_path"),
+        ("disk", {"model_path": "broken"}, "model_path"),
+        ("disk", {"model_path": "other"}, "model_path"),
+        ("disk", {"model_path": "step1", "weight_version": "9"}, "weight_version"),
+        ("disk", {"model_path": "step1", "is_async": True}, "is_async"),
+        ("disk", {"model_path": "step1", "keep_pause": True}, "keep_pause"),
+        ("disk", {"model_path": "step1", "load_format": "gguf"}, "load_format"),
+        ("disk", {"model_path": "step1", "flush_cash": True}, "flush_cash"),
+        ("disk", {"model_path": "step1", "timeout": 0}, "timeout"),
+        ("tensor", {"serialized_named_tensors": ["gASV"]}, "serialized_named_tensors"),
+        ("tensor", {"safetensors": "AAAA"}, "safetensors"),
+        ("tensor", {"safetensors": 7}, "safetensors"),
+        ("distributed", {"names": [], "dtypes": [], "shapes": []}, None),
+    ],
+)
+async def test_what_is_not_served_is_refused_by_name(
+    served: Gateway, root: Path, path: str, body: Json, param: str | None
+) -> None:
+    (root / "broken").mkdir(exist_ok=True)
+    (root / "broken" / "model.safetensors").write_bytes(b"\x80\x04pickled")
+    (root / "other").mkdir(exist_ok=True)
+    (root / "other" / "a.safetensors").write_bytes(save({"a": torch.ones(1)}))
+    index = {"weight_map": {"a": "a.safetensors", "b": "a.safetensors"}}
+    (root / "other" / "model.safetensors.index.json").write_text(json.dumps(index))
+    if not (root / "away").is_symlink():
+        (root / "away").symlink_to("/tmp")  # noqa: S108 - leads outside of the root
+    reply = await served.ask("POST", f"/update_weights_from_{path}", body)
+    assert (reply.status, told(reply)) == (400, param), reply.json
+
+
+async def test_gateway_without_a_weights_root_reads_no_files(fleet: Fleet, root: Path) -> None:
+    async with gateway("--address", fleet.address) as running:
+        body = {"model_path": str(root / "step1")}
+        reply = await running.ask("POST", "/update_weights_from_disk", body)
+    assert (reply.status, told(reply)) == (400, "model_path")
+    assert "--weights-root" in reply.json["message"]
+
+
+async def test_adapter_that_no_worker_can_load_is_an_error_that_says_why(served: Gateway) -> None:
+    body = {"lora_name": "math", "lora_path": "math"}
+    reply = await served.ask("POST", "/load_lora_adapter", body)
+    assert reply.status == 400
+    assert "weights_root" in reply.json["error_message"]
+    pinned = await served.ask("POST", "/load_lora_adapter", {**body, "pinned": True})
+    assert pinned.json["error"]["param"] == "pinned"
+
+
+async def test_load_of_each_worker_and_how_workers_join(served: Gateway) -> None:
+    whole, short = await asyncio.gather(
+        served.ask("GET", "/v1/loads"), served.ask("GET", "/get_load")
+    )
+    assert [row["worker"] for row in whole.json["loads"]] == ["w0", "w1"]
+    assert [row["num_reqs"] for row in short.json] == [0, 0]
+    refused = await served.ask("POST", "/add_worker?url=http://127.0.0.1:1", {})
+    assert (refused.status, refused.json["error"]["param"]) == (400, "url")
