@@ -6,20 +6,28 @@
 import asyncio
 import base64
 import json
-from collections.abc import AsyncIterator
+import signal
+import sys
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 import pytest_asyncio
 import torch
 from safetensors.torch import save
 from transformers import AutoModelForCausalLM
 
-from rolloutbus import Fleet, RolloutClient, SamplingParams, WeightPublisher
+from rolloutbus import Fleet, RolloutClient, SamplingParams, WeightPublisher, up
+from rolloutbus.bus.wire.messages.control import ServerFacts
+from rolloutbus.engine_worker.settings import WorkerSettings
+from rolloutbus.launcher.plan import environment
 from rolloutbus.launcher.settings import UpOptions
 from tests.integration.gateway_process import Gateway, Json, Reply, gateway
-from tests.integration.live_fleet import DEADLINE_S, Streamed
+from tests.integration.live_fleet import DEADLINE_S, Streamed, status_when
+from tests.lora_adapters import random_lora
 
 pytestmark = [
     pytest.mark.integration,
@@ -63,6 +71,18 @@ def greedy(model: Trained, prompt: list[int]) -> list[int]:
 def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """What the operator lets the gateway read."""
     return tmp_path_factory.mktemp("weights_root")
+
+
+@pytest.fixture(scope="module")
+def versions(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What the workers' operator lets them read."""
+    return tmp_path_factory.mktemp("versions")
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def fleet(tiny_model: Path, versions: Path) -> AsyncIterator[Fleet]:
+    async with up(**FLEET, model=tiny_model, weights_dir=versions) as running:
+        yield running
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
@@ -221,13 +241,73 @@ async def test_gateway_without_a_weights_root_reads_no_files(fleet: Fleet, root:
     assert "--weights-root" in reply.json["message"]
 
 
-async def test_adapter_that_no_worker_can_load_is_an_error_that_says_why(served: Gateway) -> None:
-    body = {"lora_name": "math", "lora_path": "math"}
-    reply = await served.ask("POST", "/load_lora_adapter", body)
-    assert reply.status == 400
-    assert "weights_root" in reply.json["error_message"]
+async def test_adapter_is_loaded_on_all_workers_and_forgotten(
+    served: Gateway, client: RolloutClient, versions: Path, tiny_model: Path
+) -> None:
+    random_lora(trained(tiny_model, 6), 1).save(versions / "adapters" / "math")
+    body = {"lora_name": "math", "lora_path": "adapters/math"}
+
+    loaded = (await served.ask("POST", "/load_lora_adapter", body)).json
+
+    assert (loaded["success"], set(loaded["workers"])) == (True, {"w0", "w1"})
+    assert await adapters(client) == {"w0": {"math"}, "w1": {"math"}}
+    again = await served.ask("POST", "/load_lora_adapter", body)
+    assert (again.status, again.json["error"]["param"]) == (400, "lora_name")
     pinned = await served.ask("POST", "/load_lora_adapter", {**body, "pinned": True})
-    assert pinned.json["error"]["param"] == "pinned"
+    assert (pinned.status, pinned.json["error"]["param"]) == (400, "pinned")
+    assert (await served.ask("POST", "/unload_lora_adapter", {"lora_name": "math"})).status == 200
+    assert await adapters(client) == {"w0": set(), "w1": set()}
+
+
+async def test_adapter_that_one_worker_cannot_load_is_kept_by_none(
+    served: Gateway, fleet: Fleet, client: RolloutClient, versions: Path, tiny_model: Path
+) -> None:
+    random_lora(trained(tiny_model, 6), 2).save(versions / "adapters" / "code")
+    async with worker_without_files(fleet, client, tiny_model):
+        body = {"lora_name": "code", "lora_path": "adapters/code"}
+        reply = await served.ask("POST", "/load_lora_adapter", body)
+        assert reply.json["success"] is False
+        assert "blind" in reply.json["error_message"]
+        assert await adapters(client) == {"w0": set(), "w1": set(), "blind": set()}
+
+
+async def adapters(client: RolloutClient) -> dict[str, set[str]]:
+    """What each worker has loaded."""
+    facts = (await client.server_info()).by_worker
+    return {
+        name: set(each.adapters) for name, each in facts.items() if isinstance(each, ServerFacts)
+    }
+
+
+@asynccontextmanager
+async def worker_without_files(
+    fleet: Fleet, client: RolloutClient, tiny_model: Path
+) -> AsyncGenerator[None]:
+    """The worker `blind`, whose operator lets it read none."""
+    settings = WorkerSettings(
+        name="blind",
+        router=fleet.backend,
+        engine_options={"model": str(tiny_model), "threads": 1, "slots": 8},
+    )
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "rolloutbus.engine_worker"),
+        f"--settings-json={msgspec.json.encode(settings).decode()}",
+        stdout=asyncio.subprocess.DEVNULL,
+        env=environment(),
+    )
+    try:
+        await status_when(
+            client,
+            lambda status: (
+                all(not each.blocked_by for each in status.workers)
+                and "blind" in {each.name for each in status.workers}
+            ),
+        )
+        yield
+    finally:
+        process.send_signal(signal.SIGTERM)
+        await asyncio.wait_for(process.wait(), DEADLINE_S)
+    await status_when(client, lambda status: len(status.workers) == 2)
 
 
 async def test_load_of_each_worker_and_how_workers_join(served: Gateway) -> None:
