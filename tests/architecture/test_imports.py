@@ -56,7 +56,7 @@ CORNERS = {
     "msgpack": r"replay/inspection\.py|tests/.*",
     "zmq": r"bus/.*(_port|zmq[a-z_]*)\.py|(tests|benchmarks)/.*",
     "torch": r"(engine_worker/(engines|weights)|trainer_adapter|examples|tests|benchmarks)/.*",
-    "fastapi": r"gateway/.*",
+    "fastapi": r"gateway/.*|tests/.*",
     "starlette": r"gateway/.*",
     "uvicorn": r"gateway/server\.py",
     "prometheus_client": r"gateway/.*|tests/.*",

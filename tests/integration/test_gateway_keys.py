@@ -1,12 +1,15 @@
 """API keys of a gateway: each acts as one principal of the bus, with its rights."""
 
 import asyncio
+import base64
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 import pytest_asyncio
+import safetensors.torch
+import torch
 
 import rolloutbus
 from rolloutbus import Fleet
@@ -23,6 +26,11 @@ pytestmark = [
 ]
 
 GENERATE: Json = {"input_ids": [1, 2, 3], "sampling_params": {"max_new_tokens": 4}}
+
+UPDATE: Json = {
+    "safetensors": base64.b64encode(safetensors.torch.save({"a": torch.ones(1)})).decode(),
+    "timeout": 5,
+}
 
 
 @dataclass(frozen=True)
@@ -94,6 +102,7 @@ async def test_a_balancer_may_ask_for_health(guarded: Guarded) -> None:
         ("user", "/generate", GENERATE, 200),
         ("user", "/pause_generation", {"mode": "in_place"}, 403),
         ("watcher", "/generate", GENERATE, 403),
+        ("user", "/update_weights_from_tensor", UPDATE, 403),
         ("watcher", "/list_workers", None, 200),
         ("coach", "/flush_cache", {}, 200),
     ],

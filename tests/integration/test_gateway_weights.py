@@ -81,7 +81,8 @@ def versions(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def fleet(tiny_model: Path, versions: Path) -> AsyncIterator[Fleet]:
-    async with up(**FLEET, model=tiny_model, weights_dir=versions) as running:
+    options: UpOptions = {**FLEET, "model": tiny_model, "weights_dir": versions}
+    async with up(**options) as running:
         yield running
 
 

@@ -1,18 +1,24 @@
 """Weights on the real SGLang: each token is of the version that it says, however that one came."""
 
 import asyncio
+import json
 import random
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
 
 import numpy as np
 import pytest
 import pytest_asyncio
+from fastapi import FastAPI
 
 import rolloutbus
 from rolloutbus import Rollout, RolloutClient, SamplingParams, WeightPublisher
 from rolloutbus.bus.wire.messages.weights import InFlight, Transport, TransportChoice
 from rolloutbus.errors import RequestError
+from rolloutbus.gateway.settings import GatewaySettings
+from rolloutbus.gateway.sglang.updates import UpdatesApi
 from rolloutbus.trainer_adapter.client.core.settings import ClientSettings
 from rolloutbus.trainer_adapter.publisher.transfer import Published
 from tests.integration.live_fleet import Streamed
@@ -144,6 +150,50 @@ async def test_the_first_weights_are_those_of_the_checkpoint(trainer: Trainer) -
     assert report.by_worker[WORKER].n_tensors == len(
         dict(trainer.reference.model.named_parameters())
     )
+
+
+async def posted(app: FastAPI, path: str, body: dict[str, Any]) -> tuple[int, dict[str, Any]]:
+    """Status and answer of an application; its caller never leaves."""
+    parts = [{"type": "http.request", "body": json.dumps(body).encode()}]
+    sent: list[Any] = []
+
+    async def receive() -> dict[str, Any]:
+        return parts.pop() if parts else await asyncio.Future[Any]()
+
+    async def send(message: object) -> None:
+        sent.append(message)
+
+    scope: dict[str, Any] = {
+        "type": "http",
+        "method": "POST",
+        "path": path,
+        "query_string": b"",
+        "headers": [],
+    }
+    await app(scope, receive, send)
+    content = b"".join(each.get("body", b"") for each in sent)
+    return sent[0]["status"], json.loads(content)
+
+
+async def test_a_checkpoint_named_over_http_is_sampled_from(
+    trainer: Trainer, tmp_path: Path
+) -> None:
+    app = FastAPI()
+    settings = GatewaySettings(router="unused", weights_root=str(tmp_path))
+    app.include_router(UpdatesApi(trainer.client, settings).router)
+    before = await trainer.client.generate(PROMPTS[0], GREEDY, deadline_s=DEADLINE_S)
+    trainer.seed += 1
+    trainer.reference.perturb(trainer.seed, scale=0.1)
+    cast("Any", trainer.reference.model).save_pretrained(tmp_path / "step", max_shard_size="200KB")
+
+    body = {"model_path": "step", "timeout": DEADLINE_S}
+    status, told = await posted(app, "/update_weights_from_disk", body)
+
+    assert (status, told["success"]) == (200, True), told
+    trainer.reference.keep(told["version"])
+    await assert_greedy_is_true(trainer, told["version"])
+    after = await trainer.client.generate(PROMPTS[0], GREEDY, deadline_s=DEADLINE_S)
+    assert before.tokens.tolist() != after.tokens.tolist()
 
 
 @pytest.mark.parametrize("transport", TRANSPORTS)
