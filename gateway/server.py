@@ -32,8 +32,13 @@ ABORT_S = 2
 BACKLOG = 2048
 
 
-def listening_socket(host: str, port: int, *, asks_for_keys: bool = False) -> socket.socket:
+def listening_socket(
+    host: str, port: int, *, asks_for_keys: bool = False, stall_s: float = 120.0
+) -> socket.socket:
     """A TCP socket, on a loopback address unless the gateway asks for keys; port 0: a free one.
+
+    The kernel ends a connection whose reader takes nothing for `stall_s` seconds, as if a
+    client had left. Nothing above sees such a reader: its answer only waits to be sent.
 
     Raises:
         SettingsError: the address is no loopback address, or cannot be had.
@@ -53,6 +58,8 @@ def listening_socket(host: str, port: int, *, asks_for_keys: bool = False) -> so
     bound = socket.socket(family, socket.SOCK_STREAM)
     try:
         bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        # Accepted connections inherit it.
+        bound.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, round(1e3 * stall_s))
         bound.bind((place, port))
         bound.listen(BACKLOG)
         bound.settimeout(0.0)
@@ -109,7 +116,9 @@ async def run_gateway(settings: GatewaySettings, on_ready: Callable[[str], None]
     keys = read_http_keys(Path(settings.http_keys)) if settings.http_keys else []
     if keys and settings.key_file:
         raise SettingsError("each API key names a key of the bus; leave --key out")
-    bound = listening_socket(settings.host, settings.port, asks_for_keys=bool(keys))
+    bound = listening_socket(
+        settings.host, settings.port, asks_for_keys=bool(keys), stall_s=settings.stall_s
+    )
     traffic = Traffic()
     clients: list[RolloutClient] = []
 

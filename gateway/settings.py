@@ -40,6 +40,8 @@ class GatewaySettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
     """Directory below which `/update_weights_from_disk` may name checkpoints; empty: none."""
     only_metrics: bool = False
     """Answer `/metrics` and nothing else."""
+    stall_s: Annotated[float, msgspec.Meta(ge=0.1, le=86_400)] = 120.0
+    """A reader that takes nothing for so long is cut off, and its request aborted."""
     exit_with_parent: bool = False
     """End when the process that started it ends."""
 

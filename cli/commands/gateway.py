@@ -70,6 +70,12 @@ def gateway(
             file_okay=False,
         ),
     ] = None,
+    stall: Annotated[
+        float,
+        typer.Option(
+            metavar="SECONDS", min=0.1, help="A reader that takes nothing for so long is cut off."
+        ),
+    ] = 120.0,
 ) -> None:
     """Serve OpenAI's and SGLang's HTTP endpoints in front of a fleet, until Ctrl-C.
 
@@ -90,6 +96,7 @@ def gateway(
         tool_format=tool_format,
         default_max_tokens=max_tokens,
         weights_root=str(weights_root.resolve()) if weights_root else "",
+        stall_s=stall,
     )
     run(_serve(run_gateway, settings))
 

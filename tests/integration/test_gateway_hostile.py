@@ -3,6 +3,7 @@
 import asyncio
 import json
 import random
+import socket
 from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from typing import Any
@@ -13,7 +14,7 @@ import pytest_asyncio
 from rolloutbus import Fleet
 from rolloutbus.launcher.settings import UpOptions
 from tests.integration.gateway_process import Gateway, gateway
-from tests.integration.live_fleet import DEADLINE_S
+from tests.integration.live_fleet import DEADLINE_S, PACE_S
 
 pytestmark = [
     pytest.mark.integration,
@@ -83,3 +84,18 @@ async def test_garbage_is_answered_or_cut_off(
     assert seen["400"] > 0
     body = {"input_ids": [1, 2], "sampling_params": {"max_new_tokens": 4, "ignore_eos": True}}
     assert len((await served.ask("POST", "/generate", body)).json["output_ids"]) == 4
+
+
+async def test_a_reader_that_takes_nothing_is_cut_off(fleet: Fleet) -> None:
+    sampling = {"max_new_tokens": 5000, "ignore_eos": True}
+    body = {"input_ids": [1], "stream": True, "sampling_params": sampling}
+    async with gateway("--address", fleet.address, "--stall", "0.5") as running:
+        host, _, port = running.url.removeprefix("http://").partition(":")
+        with socket.socket() as reader:
+            reader.connect((host, int(port)))
+            reader.sendall(with_length(json.dumps(body).encode()))
+            assert await asyncio.to_thread(reader.recv, 1)
+            alone = b"rolloutbus_gateway_open_requests 1.0"  # the one that asks
+            async with asyncio.timeout(DEADLINE_S):
+                while alone not in (await running.ask("GET", "/metrics")).body:  # noqa: ASYNC110
+                    await asyncio.sleep(PACE_S)  # it tells nobody
