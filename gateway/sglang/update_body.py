@@ -11,6 +11,7 @@ from rolloutbus.gateway.exchange import Json
 
 LOAD_FORMATS = (None, "", "auto", "safetensors")
 UPDATE_DEADLINE_S = 600.0
+MAX_DEADLINE_S = 86_400.0
 UNSERVED: dict[str, str] = {
     "weight_version": "the fleet numbers its versions by itself, and never uses a number twice; "
     "leave it out: `version` of the reply is the number",
@@ -44,7 +45,7 @@ class UpdateBody(msgspec.Struct, frozen=True, kw_only=True):
     policy: str = "default"
     allow_zeros: bool = False
     """Tensors may have become all zero."""
-    timeout: Annotated[float, msgspec.Meta(gt=0)] = UPDATE_DEADLINE_S
+    timeout: Annotated[float, msgspec.Meta(gt=0, le=MAX_DEADLINE_S)] = UPDATE_DEADLINE_S
     """Seconds for everything."""
 
 

@@ -234,6 +234,25 @@ async def test_what_is_not_served_is_refused_by_name(
     assert (reply.status, told(reply)) == (400, param), reply.json
 
 
+@pytest.mark.parametrize(
+    ("query", "param"),
+    [
+        ("", "safetensors"),
+        ("?timeout=abc", "timeout"),
+        ("?timeout=inf", "timeout"),
+        ("?timeout=nan", "timeout"),
+        ("?flush_cache=maybe", "flush_cache"),
+        ("?weight_version=9", "weight_version"),
+        ("?flush_cash=true", "flush_cash"),
+    ],
+)
+async def test_fields_in_the_url_are_read_as_strictly(
+    served: Gateway, query: str, param: str
+) -> None:
+    reply = await served.ask("POST", f"/update_weights_from_tensor{query}", b"\x07", OCTETS)
+    assert (reply.status, told(reply)) == (400, param), reply.json
+
+
 async def test_gateway_without_a_weights_root_reads_no_files(fleet: Fleet, root: Path) -> None:
     async with gateway("--address", fleet.address) as running:
         body = {"model_path": str(root / "step1")}
