@@ -22,8 +22,8 @@ KINDS = {"SUB": (zmq.XPUB, zmq.XPUB_NODROP), "DEALER": (zmq.ROUTER, zmq.ROUTER_M
 """Who reads -> who writes, and how that one is told that a reader has no room."""
 HELD_MESSAGES = 1_000
 """Those that have room at each end of a connection."""
-SENT_MESSAGES = 4 * HELD_MESSAGES
-"""So many are at both ends and in the kernel between, when nobody reads."""
+SENT_MS = 200
+"""By then what has left a queue has reached the other process."""
 PINGS_DUE_S = 2.0
 """By then a socket with the pings that are usual would have sent one."""
 
@@ -38,7 +38,7 @@ def writer(reads: str, endpoint: str) -> Generator[zmq.Socket[bytes]]:
 
 
 def fill(socket: zmq.Socket[bytes]) -> None:
-    """Write to the one who is there until neither end has room, nor what lies between.
+    """Write to the one who is there until neither end has room.
 
     The writer's end may be full before its thread has sent anything: what is there is lost with it.
     """
@@ -50,7 +50,8 @@ def fill(socket: zmq.Socket[bytes]) -> None:
         try:
             socket.send_multipart([*to, b"%d" % n_sent], zmq.NOBLOCK)
         except zmq.Again:
-            if n_sent >= SENT_MESSAGES:
+            if n_sent >= 2 * HELD_MESSAGES:
+                socket.poll(SENT_MS)
                 return
         else:
             n_sent += 1
