@@ -17,11 +17,11 @@ import torch
 import rolloutbus
 from rolloutbus import Fleet, RolloutClient, SamplingParams
 from rolloutbus.bus.actor.loop import BootClock
-from rolloutbus.cli.top import TopFrame, TopHistory
 from rolloutbus.errors import BusError
 from rolloutbus.examples.task import draw_words, prompt_tokens
 from rolloutbus.examples.tiny_model import build_tiny_model, load_tiny_model
 from rolloutbus.trainer_adapter.client.engine_gauges import Gauges, loads_of
+from rolloutbus.trainer_adapter.client.fleet_frames import TopFrame, TopHistory
 
 N_CALLERS = 14
 SLOTS = 6

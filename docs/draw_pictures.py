@@ -20,11 +20,11 @@ from rich.segment import Segment
 from rich.terminal_theme import SVG_EXPORT_THEME
 
 from rolloutbus.cli.commands.top import OLD_BEAT_MS, framed, view_of
-from rolloutbus.cli.top import TopFrame
 from rolloutbus.replay.journal.reader import Journal
 from rolloutbus.replay.timeline.lanes import Timeline, clipped
 from rolloutbus.replay.timeline.picture import draw
 from rolloutbus.replay.timeline.timeline import timeline_of
+from rolloutbus.trainer_adapter.client.fleet_frames import TopFrame
 
 PICTURES = Path(__file__).parent / "pictures"
 COLUMNS = 92

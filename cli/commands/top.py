@@ -21,9 +21,9 @@ from rolloutbus.bus.wire.errors import BusError, Refused
 from rolloutbus.cli.commands.status import STATE_STYLES
 from rolloutbus.cli.options import Address, YourKey, example
 from rolloutbus.cli.terminal import connected, print_json, run
-from rolloutbus.cli.top import TopFrame, TopHistory, TopRow
 from rolloutbus.trainer_adapter.client.client import RolloutClient
 from rolloutbus.trainer_adapter.client.engine_gauges import Gauges, loads_of
+from rolloutbus.trainer_adapter.client.fleet_frames import TopFrame, TopHistory, TopRow
 
 CURVE = "▁▂▃▄▅▆▇█"
 CURVE_WIDTH = 40

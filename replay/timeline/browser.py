@@ -10,8 +10,9 @@ from typing import Any
 
 import msgspec
 
+from rolloutbus.bus.drawing.colours import VERSIONS, lanes_script
 from rolloutbus.replay.timeline.lanes import NO_VERSION, Execution, LaneSpan, Timeline, WorkerLane
-from rolloutbus.replay.timeline.picture import FILLS, VERSIONS
+from rolloutbus.replay.timeline.picture import FILLS
 
 FLEET_PID = 1
 VERSIONS_TID, STATES_TID, WEIGHTS_TID, STALLS_TID, FIRST_ROW_TID = 1, 2, 3, 4, 10
@@ -117,6 +118,7 @@ def _named(kind: str, name: str, pid: int, tid: int = 0) -> Event:
 
 _TEMPLATE = "page.html"
 _PLACE = "/*DATA*/"
+_LANES = "/*LANES*/"
 
 
 def page_of(timeline: Timeline) -> str:
@@ -127,5 +129,6 @@ def page_of(timeline: Timeline) -> str:
     # Names come from peers: none of them may end the element that they are in.
     safe = content.replace("<", "\\u003c").replace("\u2028", "\\u2028").replace("\u2029", "\\u2029")
     template = files(__package__ or "replay").joinpath(_TEMPLATE).read_text(encoding="utf-8")
+    template = template.replace(_LANES, lanes_script())
     before, _, after = template.partition(_PLACE)
     return before + safe + after

@@ -8,32 +8,12 @@ import textwrap
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from types import ModuleType
-from typing import Any, Final, NamedTuple
+from typing import Any, NamedTuple
 
+from rolloutbus.bus.drawing import colours
+from rolloutbus.bus.drawing.colours import VERSIONS, ink_on, of_version
 from rolloutbus.bus.wire.errors import SettingsError
 from rolloutbus.replay.timeline.lanes import Execution, LaneSpan, Timeline, WorkerLane
-
-# The palette of Okabe and Ito, in an order in which neighbours differ in lightness, too.
-VERSIONS: Final = ("#0072B2", "#E69F00", "#009E73", "#F0B6D5", "#D55E00", "#56B4E9")
-"""Version v has number v modulo their count: which one it is stands beside it."""
-PREFILL: Final = "#4D4D4D"
-UNSPLIT: Final = "#A6A6A6"
-PULL: Final = "#C9C9C9"
-COMMIT: Final = "#8A8A8A"
-STALL_COLOUR: Final = "#000000"
-
-
-def of_version(version: int) -> str:
-    """`#rrggbb`."""
-    return VERSIONS[version % len(VERSIONS)]
-
-
-def ink_on(colour: str) -> str:
-    """Black or white, whichever can be read on it."""
-    red, green, blue = (int(colour[at : at + 2], 16) for at in (1, 3, 5))
-    is_light = 0.299 * red + 0.587 * green + 0.114 * blue > 140  # noqa: PLR2004 - of 255
-    return "#000000" if is_light else "#FFFFFF"
-
 
 BAND, GAP = 1.6, 0.4
 """Heights, in rows, while rows have their full height."""
@@ -54,11 +34,11 @@ HATCHES = {
 }
 LOST_HATCH = "////////"
 FILLS = {
-    "prefill": PREFILL,
-    "unsplit": UNSPLIT,
-    "pull": PULL,
-    "commit": COMMIT,
-    "stall": STALL_COLOUR,
+    "prefill": colours.PREFILL,
+    "unsplit": colours.UNSPLIT,
+    "pull": colours.PULL,
+    "commit": colours.COMMIT,
+    "stall": colours.STALL,
 }
 
 
@@ -73,7 +53,7 @@ class Style(NamedTuple):
 
 
 NO_EDGE = Style("none", 0.0)
-STALL = Style(STALL_COLOUR, 0.9)
+STALL = Style(colours.STALL, 0.9)
 """Has an edge, so that a millisecond can be seen."""
 LOST = Style("black", 0.5, LOST_HATCH)
 
@@ -325,10 +305,12 @@ def _draw_legend(figure: Any, timeline: Timeline) -> None:  # noqa: ANN401 - unt
         for each in shown[: len(VERSIONS)]
     ]
     marks.append(
-        Patch(facecolor=PREFILL, label="until the first token: queue of the engine, prefill")
+        Patch(
+            facecolor=colours.PREFILL, label="until the first token: queue of the engine, prefill"
+        )
     )
     if "unsplit" in spans:
-        marks.append(Patch(facecolor=UNSPLIT, label="prefill and decode, not told apart"))
+        marks.append(Patch(facecolor=colours.UNSPLIT, label="prefill and decode, not told apart"))
     if "lost" in spans:
         lost = "tokens ended, loss not known yet"
         marks.append(Patch(facecolor="white", edgecolor="black", hatch=LOST_HATCH, label=lost))
@@ -336,9 +318,9 @@ def _draw_legend(figure: Any, timeline: Timeline) -> None:  # noqa: ANN401 - unt
         ended = "did not finish here"
         marks.append(Line2D([], [], marker="x", color="black", linestyle="", label=ended))
     marks += [
-        Patch(facecolor=PULL, label="pulls weights"),
-        Patch(facecolor=COMMIT, label="commits"),
-        Patch(facecolor=STALL_COLOUR, label="stalls"),
+        Patch(facecolor=colours.PULL, label="pulls weights"),
+        Patch(facecolor=colours.COMMIT, label="commits"),
+        Patch(facecolor=colours.STALL, label="stalls"),
     ]
     marks += [
         Patch(facecolor="white", edgecolor="#707070", hatch=HATCHES.get(kind, ""), label=kind)

@@ -8,9 +8,9 @@ from rolloutbus.bus.wire.messages.control import FleetStatus, Load, WorkerStatus
 from rolloutbus.bus.wire.messages.endings import Problem
 from rolloutbus.bus.wire.messages.weights import UpdateStatus
 from rolloutbus.cli.commands.top import framed, view_of
-from rolloutbus.cli.top import TopFrame, TopHistory
 from rolloutbus.trainer_adapter.client.core.results import FleetResult
 from rolloutbus.trainer_adapter.client.engine_gauges import cache_used, loads_of
+from rolloutbus.trainer_adapter.client.fleet_frames import TopFrame, TopHistory
 
 QUIET = FleetStatus(1, "r", False, [], {"default": 7}, 0, 0, 1, {})  # noqa: FBT003
 

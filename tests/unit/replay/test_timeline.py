@@ -9,11 +9,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from rolloutbus.bus.drawing.colours import VERSIONS, ink_on
 from rolloutbus.bus.wire.messages.membership import Members
 from rolloutbus.replay.journal.records import Record, Stream, Tap, ToldRecord
 from rolloutbus.replay.timeline.browser import page_of, trace_of
 from rolloutbus.replay.timeline.lanes import Execution, LaneSpan, Timeline, clipped
-from rolloutbus.replay.timeline.picture import VERSIONS, draw, ink_on
+from rolloutbus.replay.timeline.picture import draw
 from rolloutbus.replay.timeline.timeline import timeline_of
 from tests.unit.replay.timeline_story import GOLDEN, Tape, golden_files, members, story
 

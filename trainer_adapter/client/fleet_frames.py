@@ -1,4 +1,4 @@
-"""What `rolloutbus top` shows: rows and totals out of two answers of a router, with rates. Pure.
+"""A fleet at one moment, with rates, as `top` and the page of a gateway show it. Pure.
 
 The numbers of a worker are those of its last heartbeat, which comes every half second: rates are
 taken between heartbeats, not between questions.
