@@ -16,14 +16,12 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from rolloutbus.bus.actor.loop import BootClock
-from rolloutbus.bus.wire.errors import BusError, Refused
+from rolloutbus.bus.wire.errors import BusError
 from rolloutbus.cli.commands.status import STATE_STYLES
 from rolloutbus.cli.options import Address, YourKey, example
 from rolloutbus.cli.terminal import connected, print_json, run
-from rolloutbus.trainer_adapter.client.client import RolloutClient
-from rolloutbus.trainer_adapter.client.engine_gauges import Gauges, loads_of
-from rolloutbus.trainer_adapter.client.fleet_frames import TopFrame, TopHistory, TopRow
+from rolloutbus.trainer_adapter.client.fleet_frames import TopFrame, TopRow
+from rolloutbus.trainer_adapter.client.fleet_observer import FleetObserver
 
 CURVE = "▁▂▃▄▅▆▇█"
 CURVE_WIDTH = 40
@@ -180,11 +178,6 @@ def _is_terminal() -> bool:
 
 QUIT = frozenset("qQ\x04")
 HINT = "q: quit"
-STATUS_S = 3.0
-"""How long the router may take to answer."""
-GAUGES_S = 1.0
-"""Time that engines have to answer; a late engine has no gauges in this frame."""
-MANY = 64
 OTHER_LINES = 14
 """Of a screen, for all that is no row of the table."""
 
@@ -216,34 +209,31 @@ class Watch:
 
     def __init__(self, interval_s: float, *, with_gauges: bool) -> None:
         self._interval_s = interval_s
-        self._with_gauges = with_gauges
-        self._gauges: Gauges = {}
-        self._n_frames = 0
-        self._history = TopHistory()
-        self._clock = BootClock()
+        self._gauges_every = int(with_gauges)
 
     async def run(self, address: str, key: str, *, once: bool, as_json: bool) -> None:
         """Shows frames until the end. Raises Unreachable: no router answers the first question."""
         async with connected(address, key) as client:
+            observer = FleetObserver(client, gauges_every=self._gauges_every)
             if once:
-                await self._frame(client)  # rates need two
+                await observer.look()  # rates need two
                 await asyncio.sleep(self._interval_s)
-                self._print(await self._frame(client), as_json=as_json)
+                await self._print(observer, as_json=as_json)
             elif as_json or not sys.stdout.isatty():
-                await self._print_all(client, as_json=as_json)
+                await self._print_all(observer, as_json=as_json)
             else:
-                await self._live(client)
+                await self._live(observer)
 
-    async def _print_all(self, client: RolloutClient, *, as_json: bool) -> None:
+    async def _print_all(self, observer: FleetObserver, *, as_json: bool) -> None:
         """One frame after the other: for scripts, and where there is no screen to be redrawn."""
         while True:
             try:
-                self._print(await self._frame(client), as_json=as_json)
+                await self._print(observer, as_json=as_json)
             except BusError as error:  # the client goes on looking for its router
                 sys.stderr.write(f"no answer: {error}\n")
             await asyncio.sleep(self._interval_s)
 
-    async def _live(self, client: RolloutClient) -> None:
+    async def _live(self, observer: FleetObserver) -> None:
         """Frames on a screen of their own, which is gone afterwards."""
         console = Console()
         is_over = asyncio.Event()
@@ -252,49 +242,32 @@ class Watch:
             if not QUIT.isdisjoint(some):
                 is_over.set()
 
-        frame = await self._frame(client)
+        frame = (await observer.look()).frame
         with (
             Live(console=console, auto_refresh=False, screen=True) as live,
             keys(pressed),
         ):
             async with asyncio.TaskGroup() as tasks:
-                showing = tasks.create_task(self._show(client, live, frame))
+                showing = tasks.create_task(self._show(observer, live, frame))
                 await is_over.wait()
                 showing.cancel()
 
-    async def _show(self, client: RolloutClient, live: Live, frame: TopFrame) -> None:
+    async def _show(self, observer: FleetObserver, live: Live, frame: TopFrame) -> None:
         stale = ""
         while True:
             n_rows = max(1, live.console.size.height - OTHER_LINES)
-            view = view_of(frame, list(self._history.totals), stale=stale, max_rows=n_rows)
+            view = view_of(frame, list(observer.history.totals), stale=stale, max_rows=n_rows)
             live.update(framed(view, hint=HINT), refresh=True)
             await asyncio.sleep(self._interval_s)
             try:
-                frame, stale = await self._frame(client), ""
+                frame, stale = (await observer.look()).frame, ""
             except BusError as error:
                 stale = str(error)
 
-    async def _frame(self, client: RolloutClient) -> TopFrame:
-        status = await client.status(deadline_s=STATUS_S)
-        at_s = self._clock.now()
-        # Each worker is asked on its own: of a large fleet not in every frame.
-        if self._with_gauges and self._n_frames % (1 + len(status.workers) // MANY) == 0:
-            await self._ask_for_gauges(client)
-        self._n_frames += 1
-        return self._history.frame(status, self._gauges, at_s)
-
-    async def _ask_for_gauges(self, client: RolloutClient) -> None:
-        try:
-            self._gauges = loads_of(await client.get_load(deadline_s=GAUGES_S, check=False))
-        except Refused as refused:
-            self._gauges = {}
-            self._with_gauges = refused.code != "forbidden"
-        except BusError:
-            self._gauges = {}
-
-    def _print(self, frame: TopFrame, *, as_json: bool) -> None:
+    async def _print(self, observer: FleetObserver, *, as_json: bool) -> None:
+        frame = (await observer.look()).frame
         if as_json:
             print_json(frame)
         else:
-            Console().print(view_of(frame, list(self._history.totals)))
+            Console().print(view_of(frame, list(observer.history.totals)))
             sys.stdout.flush()

@@ -49,6 +49,8 @@ class TopRow(msgspec.Struct, frozen=True):
     gauges: dict[str, float]
     problem: str
     """Why it gets no work; empty: it does, or its state says it."""
+    blocked_by: dict[str, str]
+    """All reasons for which the router sends it no requests, and a sentence for each."""
 
 
 class TopFrame(msgspec.Struct, frozen=True):
@@ -149,6 +151,7 @@ class TopHistory:
             cache_used(gauges),
             dict(gauges),
             worker.problem or status.troubled.get(worker.name, ""),
+            dict(worker.blocked_by),
         )
 
     def _look(self, worker: WorkerStatus, now_s: float) -> _Seen:
