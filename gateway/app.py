@@ -23,6 +23,7 @@ from rolloutbus.gateway.skyrl.api import SkyRLApi
 from rolloutbus.gateway.traffic import Traffic
 from rolloutbus.trainer_adapter.client.client import RolloutClient
 from rolloutbus.trainer_adapter.openai.prompts import ChatTokenizer
+from rolloutbus.trainer_adapter.openai.sglang_reader import SglangParsers
 
 CLIENT_LEFT = 499
 """A status that nobody reads, as other servers log it."""
@@ -33,6 +34,7 @@ def gateway_app(
     settings: GatewaySettings,
     tokenizer: ChatTokenizer | None = None,
     traffic: Traffic | None = None,
+    parsers: SglangParsers | None = None,
 ) -> FastAPI:
     """An ASGI application that answers through `client`.
 
@@ -42,11 +44,12 @@ def gateway_app(
         settings: see there.
         tokenizer: of transformers; None: token ids only.
         traffic: what `/metrics` tells of HTTP; None: nothing. Whoever serves counts it.
+        parsers: SGLang's, which read answers; None: transformers reads them.
     """
     app = FastAPI(title="rolloutbus", docs_url=None, redoc_url=None, openapi_url=None)
     app.include_router(MetricsApi(client, traffic or Traffic()).router)
     if not settings.only_metrics:
-        app.include_router(OpenAIApi(client, settings, tokenizer).router)
+        app.include_router(OpenAIApi(client, settings, tokenizer, parsers).router)
         app.include_router(GenerationApi(client, settings, tokenizer).router)
         app.include_router(ControlApi(client, settings).router)
         app.include_router(UpdatesApi(client, settings).router)

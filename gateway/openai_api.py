@@ -1,4 +1,4 @@
-"""OpenAI's endpoints: chats, completions and the list of models."""
+"""OpenAI's endpoints: chats, completions, embeddings and the list of models."""
 
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable
@@ -17,6 +17,7 @@ from rolloutbus.trainer_adapter.client.asks import GenerateOptions
 from rolloutbus.trainer_adapter.client.client import RolloutClient
 from rolloutbus.trainer_adapter.openai.client import OpenAIClient
 from rolloutbus.trainer_adapter.openai.prompts import ChatTokenizer
+from rolloutbus.trainer_adapter.openai.sglang_reader import SglangParsers
 
 Whole = Callable[..., Any]
 FIELD_OF_OPTION = {"versions": "versions", "policy": "policy", "lora": "lora_path"}
@@ -26,7 +27,11 @@ class OpenAIApi:
     """Answers OpenAI's requests through a client of the bus."""
 
     def __init__(
-        self, client: RolloutClient, settings: GatewaySettings, tokenizer: ChatTokenizer | None
+        self,
+        client: RolloutClient,
+        settings: GatewaySettings,
+        tokenizer: ChatTokenizer | None,
+        parsers: SglangParsers | None,
     ) -> None:
         self._client = client
         self._settings = settings
@@ -35,6 +40,8 @@ class OpenAIApi:
                 client,
                 tokenizer,
                 tool_format=settings.tool_format,
+                reasoning_format=settings.reasoning_format,
+                parsers=parsers,
                 default_max_tokens=settings.default_max_tokens,
             )
             if tokenizer is not None
@@ -43,6 +50,7 @@ class OpenAIApi:
         self.router = APIRouter(prefix="/v1")
         self.router.add_api_route("/chat/completions", self.chat, methods=["POST"])
         self.router.add_api_route("/completions", self.completion, methods=["POST"])
+        self.router.add_api_route("/embeddings", self.embeddings, methods=["POST"])
         self.router.add_api_route("/models", self.models, methods=["GET"])
         self.router.add_api_route("/models/{model:path}", self.model, methods=["GET"])
 
@@ -61,6 +69,16 @@ class OpenAIApi:
         if body.get("stream"):
             return await self._stream(request, openai.completion_stream(body, **options))
         return await _whole(request, openai.completion(body, **options))
+
+    async def embeddings(self, request: Request) -> Response:
+        """`POST /v1/embeddings`: one vector for each input."""
+        openai = self._with_tokenizer()
+        body, options = await self._asked(request)
+        if options.keys() - {"policy"}:
+            message = "embeddings have the policy's active weights; leave version and adapter out"
+            raise Refused(Problem("unsupported", message, "not_started", field="model"))
+        asked = {**body, **options}
+        return as_json(await while_connected(request, openai.embeddings(asked)))
 
     async def models(self) -> Response:
         """`GET /v1/models`: the served name, and each policy that workers have."""

@@ -1,6 +1,7 @@
 """A running gateway: a client of the bus, and an HTTP server that answers through it."""
 
 import asyncio
+import logging
 import os
 import socket
 from collections.abc import Awaitable, Callable, Generator
@@ -21,9 +22,13 @@ from rolloutbus.gateway.keys.keyed_app import KeyedApp
 from rolloutbus.gateway.settings import GatewaySettings
 from rolloutbus.gateway.traffic import CountTraffic, Traffic
 from rolloutbus.trainer_adapter.client.client import RolloutClient, settings_for
+from rolloutbus.trainer_adapter.openai.formats import UNREAD, answer_format
+from rolloutbus.trainer_adapter.openai.sglang_reader import SglangParsers, sglang_parsers
 
 if TYPE_CHECKING:
     from rolloutbus.trainer_adapter.openai.prompts import ChatTokenizer
+
+_log = logging.getLogger(__name__)
 
 END_S = 5
 """How long requests under way may take once the gateway is to end."""
@@ -97,6 +102,21 @@ def chat_tokenizer(directory: Path) -> "ChatTokenizer":
         raise SettingsError(f"tokenizer: {directory}: {first_line}") from error
 
 
+def _answer_parsers(settings: GatewaySettings, tokenizer: "ChatTokenizer") -> SglangParsers | None:
+    """SGLang's parsers, if they are here; logs what nothing will read.
+
+    Raises:
+        SettingsError: a format is not known.
+    """
+    parsers = None
+    if {settings.tool_format, settings.reasoning_format} != {UNREAD}:
+        parsers = sglang_parsers()
+    found = answer_format(settings.tool_format, settings.reasoning_format, tokenizer, parsers)
+    if found.unrecognised:
+        _log.warning("%s", found.unrecognised)
+    return parsers
+
+
 async def run_gateway(settings: GatewaySettings, on_ready: Callable[[str], None]) -> None:
     """Run a gateway until cancelled; then requests under way get a few seconds.
 
@@ -113,6 +133,7 @@ async def run_gateway(settings: GatewaySettings, on_ready: Callable[[str], None]
     tracer_of("gateway", f"gateway-{os.getpid()}")
     path = settings.model_path
     tokenizer = chat_tokenizer(Path(path)) if path else None
+    parsers = _answer_parsers(settings, tokenizer) if tokenizer is not None else None
     keys = read_http_keys(Path(settings.http_keys)) if settings.http_keys else []
     if keys and settings.key_file:
         raise SettingsError("each API key names a key of the bus; leave --key out")
@@ -126,7 +147,7 @@ async def run_gateway(settings: GatewaySettings, on_ready: Callable[[str], None]
         unique = "" if key_file else f"{name}-{os.getpid()}"
         client = RolloutClient(settings_for(settings.router, unique, key_file))
         clients.append(await stack.enter_async_context(client))
-        return gateway_app(client, settings, tokenizer, traffic)
+        return gateway_app(client, settings, tokenizer, traffic, parsers)
 
     async def abort_all() -> None:
         for client in clients:

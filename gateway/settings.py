@@ -31,7 +31,9 @@ class GatewaySettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
     served_model_name: str = ""
     """What requests call the model of the policy `default`; empty: the directory's name."""
     tool_format: str = ""
-    """How the model writes tool calls; empty: as its tokenizer says."""
+    """How the model writes tool calls; empty: as its tokenizer says, or as is recognised."""
+    reasoning_format: str = ""
+    """How it writes reasoning; empty: the same."""
     default_max_tokens: Annotated[int, msgspec.Meta(ge=1)] = 1024
     """For bodies of OpenAI's endpoints that do not say it."""
     max_body_bytes: Annotated[int, msgspec.Meta(ge=1024)] = 64 * MIB

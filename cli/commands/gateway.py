@@ -56,8 +56,12 @@ def gateway(
     ] = "",
     tool_format: Annotated[
         str,
-        typer.Option(help="How the model writes tool calls; `none`: left in the content."),
+        typer.Option(
+            help="How the model writes tool calls; `none`: left in the content. Default: as its "
+            "tokenizer says, or as is recognised from the chat template."
+        ),
     ] = "",
+    reasoning_format: Annotated[str, typer.Option(help="How it writes reasoning; the same.")] = "",
     max_tokens: Annotated[
         int, typer.Option(min=1, help="For bodies of OpenAI's endpoints that do not say it.")
     ] = 1024,
@@ -94,6 +98,7 @@ def gateway(
         model_path=str(directory or ""),
         served_model_name=served_model_name,
         tool_format=tool_format,
+        reasoning_format=reasoning_format,
         default_max_tokens=max_tokens,
         weights_root=str(weights_root.resolve()) if weights_root else "",
         stall_s=stall,

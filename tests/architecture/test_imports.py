@@ -69,7 +69,8 @@ CORNERS = {
     r"|(trainer_adapter|examples|tests|benchmarks)/.*",
     "safetensors": r"engine_worker/(engines|weights)/.*|(trainer_adapter|examples|tests)/.*",
     "accelerate": r"engine_worker/engines/.*",
-    "sglang": r"engine_worker/engines/sglang.*|tests/gpu/.*",
+    "sglang": r"engine_worker/engines/sglang.*|trainer_adapter/openai/sglang_reader\.py"
+    r"|tests/gpu/.*",
     "matplotlib": r"replay/timeline/picture\.py|(examples|benchmarks)/.*",
     "typer": r"cli/.*|tests/.*",
     "rich": r"(cli|examples|tests)/.*",

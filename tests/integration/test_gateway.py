@@ -119,6 +119,94 @@ async def test_openais_package_gets_tool_calls(user: openai.AsyncOpenAI) -> None
     assert answer.choices[0].finish_reason == "tool_calls"
 
 
+async def test_call_that_the_engine_cannot_force_is_refused_with_what_can(
+    user: openai.AsyncOpenAI,
+) -> None:
+    named: Any = {"type": "function", "function": {"name": "get_weather"}}
+    for choice in ("required", named):
+        with pytest.raises(openai.BadRequestError, match="sglang engine") as refused:
+            await user.chat.completions.create(
+                model="tiny", messages=says("weather"), tools=TOOLS, tool_choice=choice
+            )
+        assert (refused.value.param, refused.value.code) == ("tool_choice", "unsupported")
+    answer = await user.chat.completions.create(
+        model="tiny", messages=says("weather"), temperature=0, tools=TOOLS, tool_choice="none"
+    )
+    assert answer.choices[0].message.content == LINES["weather"]
+
+
+async def test_embeddings_are_refused_with_the_engine_that_has_them(
+    user: openai.AsyncOpenAI,
+) -> None:
+    with pytest.raises(openai.BadRequestError, match="is_embedding"):
+        await user.embeddings.create(model="tiny", input="hello")
+    with pytest.raises(openai.BadRequestError) as wrong:
+        await user.embeddings.create(model="tiny", input=[["hello"]])  # type: ignore[list-item] - the point
+    assert wrong.value.param == "input"
+    with pytest.raises(openai.BadRequestError) as versioned:
+        await user.embeddings.create(model="tiny@0", input="hello")
+    assert versioned.value.param == "model"
+
+
+async def test_sampled_tokens_of_a_session_are_never_tokenised_again(
+    user: openai.AsyncOpenAI, reciting: tuple[Path, PreTrainedTokenizerFast]
+) -> None:
+    tokenizer = reciting[1]
+    messages = says("weather")
+    before: list[int] = []
+    n_changed = 0
+    for turn in range(10):
+        wild = {"temperature": 40.0, "seed": turn, "max_tokens": 8}
+        answer = await user.chat.completions.create(
+            model="tiny",
+            messages=messages,
+            tools=TOOLS,
+            extra_body={
+                **({"temperature": 0} if turn % 2 == 0 else wild),
+                "session_id": "trajectory",
+                "return_token_ids": True,
+            },
+        )
+        told = answer.model_dump()
+        [choice] = told["choices"]
+        assert told["prompt_token_ids"][: len(before)] == before
+        assert told["kept_prompt_tokens"] == len(before)
+        before = told["prompt_token_ids"] + choice["token_ids"]
+        messages.append(answer.choices[0].message.model_dump(exclude_none=True))
+        n_changed += ids_of(reciting, str(tokenizer.decode(before))) != before
+        calls = answer.choices[0].message.tool_calls
+        assert bool(calls) == (turn % 2 == 0)
+        if calls:
+            messages.append({"role": "tool", "tool_call_id": calls[0].id, "content": "Good day"})
+        else:
+            messages += says("weather")
+    assert n_changed >= 8, "or else the tokenizer would have done"
+
+    stream = await user.chat.completions.create(
+        model="tiny",
+        messages=messages,
+        tools=TOOLS,
+        temperature=0,
+        stream=True,
+        extra_body={"session_id": "trajectory", "return_token_ids": True},
+    )
+    chunks = [chunk.model_dump() async for chunk in stream]
+    assert chunks[-1]["prompt_token_ids"][: len(before)] == before
+    before = chunks[-1]["prompt_token_ids"] + chunks[-1]["choices"][0]["token_ids"]
+    content = "".join(chunk["choices"][0]["delta"]["content"] or "" for chunk in chunks)
+    [call] = [each for c in chunks for each in c["choices"][0]["delta"].get("tool_calls") or ()]
+    messages.append({"role": "assistant", "content": content, "tool_calls": [call]})
+    answer = await user.chat.completions.create(
+        model="tiny",
+        messages=[*messages, *says("hello")],
+        tools=TOOLS,
+        temperature=0,
+        extra_body={"session_id": "trajectory", "return_token_ids": True},
+    )
+    assert answer.model_dump()["prompt_token_ids"][: len(before)] == before
+    assert answer.choices[0].message.content == LINES["hello"]
+
+
 async def test_openais_package_completes_and_lists_models(user: openai.AsyncOpenAI) -> None:
     answer = await user.completions.create(model="tiny", prompt="hello", temperature=0)
     assert answer.choices[0].text.strip() == LINES["hello"]

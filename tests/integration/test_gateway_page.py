@@ -26,6 +26,7 @@ PAGE = (Path(__file__).parents[2] / "docs" / "gateway.md").read_text(encoding="u
 CURLS = re.findall(r"^curl .*$", PAGE, re.MULTILINE)
 """In the page's order: a pause is followed by its end."""
 REFUSED = {
+    "/v1/embeddings": "is_embedding",
     "/init_weights_update_group": "collective",
     "/update_weights_from_distributed": "collective",
     "/destroy_weights_update_group": "collective",

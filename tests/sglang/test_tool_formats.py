@@ -4,6 +4,7 @@ import importlib.metadata
 import json
 import subprocess
 import sys
+from typing import Any
 
 import pytest
 
@@ -17,47 +18,96 @@ from rolloutbus.trainer_adapter.openai.answer_reader import (
 from tests.architecture.source_tree import ROOT
 from tests.tool_call_samples import ARGUMENTS, ONE, TOOLS, TWO
 
-THEIRS = {
-    "deepseek-v3": "deepseekv3",
-    "glm-4.5": "glm45",
-    "hermes": "hermes",
-    "kimi-k2": "kimi_k2",
-    "llama3": "llama3",
-    "mistral": "mistral",
-    "mistral-args": "mistral",
-    "qwen": "qwen25",
-    "qwen3-coder": "qwen3_coder",
-}
-"""Our name of a format -> SGLang's."""
 PROGRAM = """
-import json, sys
+import json, re, sys
 from sglang.srt.entrypoints.openai.protocol import Tool
 from sglang.srt.function_call.function_call_parser import FunctionCallParser
+from rolloutbus.trainer_adapter.openai.answer_reader import AnswerPiece
+from rolloutbus.trainer_adapter.openai.formats import answer_format
+from rolloutbus.trainer_adapter.openai.sglang_reader import sglang_parsers
 
-samples, tools = json.load(sys.stdin)
+
+class WithTemplate:
+    def __init__(self, text):
+        self.chat_template = text
+
+    def get_vocab(self):
+        return {}
+
+
+def read(reader, text):
+    told = []
+    for piece in re.findall(PIECES, text, re.DOTALL):
+        told += reader.feed(piece)
+    told += reader.end()
+    texts = {"reasoning": "", "content": ""}
+    for each in told:
+        if isinstance(each, AnswerPiece):
+            texts[each.kind] += each.text
+    calls = [each for each in told if not isinstance(each, AnswerPiece)]
+    calls = [[call.name, json.loads(call.arguments)] for call in calls]
+    return [texts["reasoning"].strip(), texts["content"].strip(), calls]
+
+
+PIECES = "<[|\\uff5c][^<>]*>|."  # a special token comes whole, all else letter by letter
+asked, tools = json.load(sys.stdin)
+parsers = sglang_parsers()
 found = []
-for name, text in samples:
-    _, calls = FunctionCallParser([Tool(**each) for each in tools], name).parse_non_stream(text)
-    found.append([[call.name, json.loads(call.parameters)] for call in calls])
+for tool_format, reasoning, template, prompt, text in asked:
+    how = answer_format(tool_format, reasoning, WithTemplate(template), parsers)
+    found.append([how.tools, how.reasoning, *read(how.reader(prompt, tools), text)])
 print(json.dumps(found))
 """
 """SGLang is imported in a process of its own, which finds the stand-ins."""
 
 
-@pytest.mark.parametrize(("samples", "n_calls"), [(ONE, 1), (TWO, 2)], ids=["one", "two"])
-def test_sglangs_parser_reads_the_same_calls(samples: dict[str, str], n_calls: int) -> None:
-    given = [[THEIRS[name], text] for name, text in samples.items()]
+def read_by_sglang(asked: list[list[str]], tools: list[dict[str, Any]] = TOOLS) -> list[list[Any]]:
+    """Of each (tool format, reasoning format, chat template, prompt, answer): both formats,
+    reasoning, content and calls."""
     told = subprocess.run(
         [sys.executable, "-c", PROGRAM],
         cwd=ROOT,
-        input=json.dumps([given, TOOLS]),
+        input=json.dumps([asked, tools]),
         capture_output=True,
         text=True,
-        check=True,
+        check=False,
     )
-    found = json.loads(told.stdout.splitlines()[-1])
-    expected = n_calls * [["get_weather", ARGUMENTS]]
-    assert dict(zip(samples, found, strict=True)) == dict.fromkeys(samples, expected)
+    assert told.returncode == 0, told.stderr
+    return json.loads(told.stdout.splitlines()[-1])
+
+
+QWEN3 = (
+    "{%- if enable_thinking is defined and enable_thinking is false %}<think></think>{% endif %}"
+    "<tool_call>{}</tool_call>"
+)
+
+
+def test_sglang_recognises_formats_and_reads_what_we_read() -> None:
+    samples = [*ONE.items(), *TWO.items()]
+    before = dict.fromkeys(ONE, "Hm.\n") | {"llama3": ""}
+    unknown = ONE["hermes"].replace("get_weather", "get_wether")
+    broken = ONE["hermes"].replace('"days": 3', '"days": ')
+    begun, begins = "user: hi <think>\n", "<think>\nhm.</think>\n\n"
+    found = read_by_sglang(
+        [
+            ["", "", QWEN3, "", f"{begins}Yes.{ONE['hermes']}"],
+            ["", "", QWEN3, begun, f"hm.</think>Yes.{ONE['hermes']}"],
+            ["", "", QWEN3, "<think>\n\n</think>\n\n", "Yes."],
+            ["", "", QWEN3, "", f"{begins}Yes.{unknown}"],
+            ["", "", QWEN3, "", f"{begins}Yes.{broken}"],
+            *([name, "none", "", "", before[name] + text] for name, text in samples),
+        ]
+    )
+    called = [["get_weather", ARGUMENTS]]
+    assert [each[:2] for each in found[:5]] == [["qwen", "qwen3"]] * 5
+    assert found[0][2:] == found[1][2:] == ["hm.", "Yes.", called]
+    assert found[2][2:] == ["", "Yes.", []]
+    assert found[3][2:] == ["hm.", "Yes.", [["get_wether", ARGUMENTS]]], "whoever was called"
+    assert found[4][4] == []
+    assert '"days": ' in found[4][3], "what is no call stays in the content"
+    calls, contents = zip(*[(each[4], each[3]) for each in found[5:]], strict=True)
+    assert list(calls) == [called] * len(ONE) + [2 * called] * len(TWO)
+    assert list(contents) == 2 * [each.strip() for each in before.values()]
 
 
 def test_calls_are_read_with_the_transformers_that_sglang_pins_or_it_says_what_to_do() -> None:

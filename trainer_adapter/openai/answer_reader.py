@@ -1,7 +1,9 @@
 """Splits a model's output, while it arrives, into content, reasoning and tool calls."""
 
 import importlib.metadata
+import importlib.util
 import json
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol, cast
@@ -82,6 +84,43 @@ TOOL_FORMATS: Mapping[str, ResponseTemplate] = {
     ),
 }
 """Name of a format -> its template."""
+
+
+REASONING_FORMATS: Mapping[str, tuple[str, str]] = {
+    "deepseek-r1": ("<think>", "</think>"),
+    "kimi": ("◁think▷", "◁/think▷"),
+    "mistral": ("[THINK]", "[/THINK]"),
+    "qwen3": ("<think>", "</think>"),
+}
+"""Name of a format, as SGLang has it -> what stands before and after reasoning."""
+_NO_CALLS: ResponseTemplate = {
+    "version": 1,
+    "fields": {"content": {"content": "text", "content_args": {"strip": False}}},
+}
+
+
+def with_reasoning(
+    template: ResponseTemplate | None, reasoning: str, prompt: str
+) -> tuple[ResponseTemplate, str]:
+    """A template that reads reasoning as well, and the beginning of the answer in the prompt.
+
+    Args:
+        template: of tool calls; None: they are content.
+        reasoning: name of a format; empty: it is content.
+        prompt: the text before the answer, which may have begun or ended its reasoning.
+    """
+    fields: dict[str, Any] = dict((template or _NO_CALLS)["fields"])
+    before = ""
+    if reasoning:
+        first, last = REASONING_FORMATS[reasoning]
+        if not prompt.rstrip().endswith(last):
+            around = {
+                "open_pattern": rf"\s*{re.escape(first)}\s*",
+                "close_pattern": rf"\s*{re.escape(last)}\s*",
+            }
+            fields = {"reasoning_content": {"content": "text", **around}, **fields}
+            before = first if prompt.rstrip().endswith(first) else ""
+    return {**(template or _NO_CALLS), "start_anchor_pattern": r"\A", "fields": fields}, before
 
 
 READS_CALLS = "5.19"
@@ -182,13 +221,13 @@ def _calls(value: Any, written: str) -> list[AnswerPiece | Call]:  # noqa: ANN40
     try:
         parsed: Any = json.loads(value) if isinstance(value, str) else value
         told = cast("list[Any]", parsed) if isinstance(parsed, list) else [parsed]
-        return [_call(each) for each in told]
+        return [call_in(each) for each in told]
     except (ValueError, TypeError, KeyError, AttributeError):
         return _content(written)
 
 
-def _call(told: Mapping[str, Any]) -> Call:
-    """Raises ValueError and its like: it is no call."""
+def call_in(told: Mapping[str, Any]) -> Call:
+    """The call that an object tells; raises ValueError and its like if it tells none."""
     function = told.get("function", told)
     name = function["name"]
     arguments = function.get("arguments", function.get("parameters", {}))
@@ -206,23 +245,25 @@ def _call(told: Mapping[str, Any]) -> Call:
 
 
 def _parser(template: ResponseTemplate, prompt: str, tools: Sequence[Json]) -> _Parser:
-    try:
-        # An optional dependency, and the one package that knows these templates.
-        from transformers.utils.chat_parsing import ResponseParser  # noqa: PLC0415
-    except ImportError:
-        raise SettingsError(_lacking()) from None
+    missing = lacking()
+    if missing:
+        raise SettingsError(missing)
+    # An optional dependency, and the one package that knows these templates.
+    from transformers.utils.chat_parsing import ResponseParser  # noqa: PLC0415
+
     try:
         return cast("_Parser", ResponseParser(dict(template), prompt, tools=list(tools)))
     except ValueError as error:
         raise SettingsError(f"response template: {error}") from error
 
 
-def _lacking() -> str:
-    """Explains why transformers cannot parse tool calls here, and what to do."""
-    try:
-        there = importlib.metadata.version("transformers")
-    except importlib.metadata.PackageNotFoundError:
+def lacking() -> str:
+    """Explains why transformers cannot read answers here, and what to do; empty: it can."""
+    if importlib.util.find_spec("transformers") is None:
         return "tool calls are read by transformers: pip install rolloutbus[transformers]"
+    if importlib.util.find_spec("transformers.utils.chat_parsing") is not None:
+        return ""
+    there = importlib.metadata.version("transformers")
     return (
         f"tool calls are read by transformers {READS_CALLS} or newer, and {there} is installed "
         "here; if SGLang pins that, give it an environment of its own: up(python=...) or "

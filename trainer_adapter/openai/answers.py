@@ -10,8 +10,9 @@ import numpy as np
 from rolloutbus.bus.wire.codec import AnyArray
 from rolloutbus.trainer_adapter.client.core.results import Rollout
 from rolloutbus.trainer_adapter.client.text import TextPieces, Tokenizer, without_stop
-from rolloutbus.trainer_adapter.openai.answer_reader import AnswerPiece, AnswerReader, Call
+from rolloutbus.trainer_adapter.openai.answer_reader import AnswerPiece, Call
 from rolloutbus.trainer_adapter.openai.bodies import Body, ChatBody, CompletionBody, Json, texts_in
+from rolloutbus.trainer_adapter.openai.formats import Reader
 
 TokenText = Callable[[int], str]
 
@@ -128,7 +129,7 @@ def _named(token: int, logprob: float, text_of: TokenText) -> dict[str, Any]:
     return {"token": text, "logprob": logprob, "bytes": list(text.encode())}
 
 
-NewReader = Callable[[], AnswerReader | None]
+NewReader = Callable[[], Reader | None]
 """Makes a reader of one answer; None: all of it is content."""
 
 

@@ -1,6 +1,5 @@
 """What a body asks of the sampler, in our terms."""
 
-import json
 from collections.abc import Mapping
 from typing import Any, Literal, TypeVar, cast
 
@@ -8,7 +7,7 @@ import msgspec
 
 from rolloutbus.bus.wire.errors import Refused
 from rolloutbus.bus.wire.messages.endings import Problem, bad_request
-from rolloutbus.bus.wire.messages.generation import Grammar, SamplingParams
+from rolloutbus.bus.wire.messages.generation import SamplingParams
 from rolloutbus.bus.wire.validation import check_sampling
 from rolloutbus.trainer_adapter.client.asks import OFF_ELSEWHERE, GenerateOptions
 
@@ -19,7 +18,7 @@ NAMES_IN_BODIES = {
     "deadline_s": "timeout",
     "session": "session_id",
     "lora": "lora_path",
-    "grammar": "response_format",
+    "inputs": "input",
     "want.top_logprobs": "top_logprobs",
     "media": "messages",
     "place.session": "session_id",
@@ -40,13 +39,14 @@ def unsupported(field: str, message: str) -> Refused:
     return Refused(Problem("unsupported", message, "not_started", field=field))
 
 
-def by_body(problem: Problem) -> Problem:
-    """The same problem under the field's name in the body."""
+def by_body(problem: Problem, form_field: str = "") -> Problem:
+    """The same problem under the field's name in the body; `form_field` asks for the grammar."""
     field = NAMES_IN_BODIES.get(problem.field, problem.field.removeprefix("sampling."))
+    field = form_field if field.partition(".")[0] == "grammar" else field
     return msgspec.structs.replace(problem, field=field)
 
 
-BodyT = TypeVar("BodyT", bound="Body")
+BodyT = TypeVar("BodyT", bound=msgspec.Struct)
 Json = dict[str, Any]
 
 IGNORED = frozenset({"user", "metadata", "store", "service_tier", "safety_identifier"})
@@ -162,7 +162,7 @@ def body_of(payload: Mapping[str, Any], kind: type[BodyT]) -> BodyT:
     for name in fields:
         if name not in known:
             raise unsupported(name, f"there is no field {name[:64]!r} here; leave it out")
-    if body.n is not None and not 1 <= body.n <= MAX_SAMPLES:
+    if isinstance(body, Body) and body.n is not None and not 1 <= body.n <= MAX_SAMPLES:
         raise refusal("n", f"n is {body.n}; it must be from 1 to {MAX_SAMPLES}")
     return body
 
@@ -217,7 +217,7 @@ def sampling_of(body: Body, default_max_tokens: int) -> SamplingParams:
 
 
 def options_of(body: Body) -> GenerateOptions:
-    """Where and with what weights a body wants to be sampled, and in what form."""
+    """Where and with what weights a body wants to be sampled."""
     options: GenerateOptions = {}
     if body.session_id is not None:
         options["session"] = body.session_id
@@ -231,9 +231,6 @@ def options_of(body: Body) -> GenerateOptions:
         options["priority"] = body.priority
     if body.timeout is not None:
         options["deadline_s"] = body.timeout
-    grammar = _grammar(body)
-    if grammar is not None:
-        options["grammar"] = grammar
     return options
 
 
@@ -251,21 +248,3 @@ def _biases(body: Body) -> dict[int, float]:
         return {int(token): bias for token, bias in (body.logit_bias or {}).items()}
     except ValueError as error:
         raise refusal("logit_bias", "its keys are token ids") from error
-
-
-def _grammar(body: Body) -> Grammar | None:
-    found: list[Grammar] = []
-    form = body.response_format
-    if form is not None and form.type == "json_object":
-        found.append(Grammar("json_schema", json.dumps({"type": "object"})))
-    elif form is not None and form.type == "json_schema":
-        if form.json_schema is None:
-            raise refusal("response_format.json_schema", "the schema is missing")
-        found.append(Grammar("json_schema", json.dumps(form.json_schema.schema)))
-    if body.regex is not None:
-        found.append(Grammar("regex", body.regex))
-    if body.ebnf is not None:
-        found.append(Grammar("ebnf", body.ebnf))
-    if len(found) > 1:
-        raise refusal("response_format", "an answer has one form; ask for one of them")
-    return found[0] if found else None

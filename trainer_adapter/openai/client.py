@@ -1,4 +1,4 @@
-"""Chat completions and completions: OpenAI's bodies in, its responses out; with a blocking twin."""
+"""Chats, completions, embeddings: OpenAI's bodies in, its responses out; with a blocking twin."""
 
 import asyncio
 import secrets
@@ -11,18 +11,14 @@ from typing import Annotated, Any, TypeVar, Unpack
 import msgspec
 
 from rolloutbus.bus.strict_calls import Described, strict
-from rolloutbus.bus.wire.errors import EngineFailed, Refused, SettingsError
+from rolloutbus.bus.wire.errors import EngineFailed, Refused
 from rolloutbus.bus.wire.messages.generation import SamplingParams, Want
 from rolloutbus.trainer_adapter.client.asks import GenerateOptions, ask_of, row_seed
 from rolloutbus.trainer_adapter.client.blocking import Twin, blocking
 from rolloutbus.trainer_adapter.client.client import RolloutClient
 from rolloutbus.trainer_adapter.client.core.results import Rollout
 from rolloutbus.trainer_adapter.client.sync_client import SyncRolloutClient
-from rolloutbus.trainer_adapter.openai.answer_reader import (
-    TOOL_FORMATS,
-    AnswerReader,
-    ResponseTemplate,
-)
+from rolloutbus.trainer_adapter.openai.answer_reader import ResponseTemplate
 from rolloutbus.trainer_adapter.openai.answers import (
     Answers,
     ChatAnswers,
@@ -42,12 +38,18 @@ from rolloutbus.trainer_adapter.openai.bodies import (
     sampling_of,
     unsupported,
 )
+from rolloutbus.trainer_adapter.openai.embeddings import EmbeddingBody, embeddings_answer
+from rolloutbus.trainer_adapter.openai.formats import Reader, answer_format
+from rolloutbus.trainer_adapter.openai.forms import ForcedCalls, Form, form_of
+from rolloutbus.trainer_adapter.openai.history import Transcripts
 from rolloutbus.trainer_adapter.openai.prompts import (
     ChatPrompt,
     ChatTokenizer,
     chat_prompt,
     prompts_of,
+    token_lists,
 )
+from rolloutbus.trainer_adapter.openai.sglang_reader import SglangParsers
 
 T = TypeVar("T")
 
@@ -85,8 +87,6 @@ Payload = Mapping[str, Any]
 
 DEFAULT_MAX_TOKENS = 1024
 _CLIENT = "a RolloutClient, of connect(); SyncOpenAIClient takes one of connect_sync()"
-UNREAD = "none"
-"""The format of tool calls that are left in the content."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +96,9 @@ class _Asked:
     sampling: SamplingParams
     options: GenerateOptions
     answers: Answers
+    form: Form | None
+    chat: ChatPrompt | None = None
+    """None: a completion."""
 
     @property
     def n(self) -> int:
@@ -111,6 +114,11 @@ class OpenAIClient:
     `timeout`, `chat_template_kwargs` and `return_token_ids`. Choices also tell `weight_versions`,
     [version, tokens] runs.
 
+    Chats with a `session_id` go on token by token: where messages repeat what was answered before,
+    the prompt has the tokens that were sampled, and `kept_prompt_tokens` tells how many of the
+    prompt's tokens are those of an earlier answer and its prompt. Of choices that read alike the
+    first is gone on with, unless the message has the `token_ids` of its choice.
+
     Raises, all of its methods: what `RolloutClient.generate` raises; Refused also for whatever is
     wrong with a body, `.field` being the body's name of it.
     """
@@ -121,6 +129,8 @@ class OpenAIClient:
         tokenizer: ChatTokenizer,
         *,
         tool_format: str | ResponseTemplate = "",
+        reasoning_format: str = "",
+        parsers: SglangParsers | None = None,
         default_max_tokens: int = DEFAULT_MAX_TOKENS,
     ) -> None:
         """Nothing is sent yet.
@@ -129,7 +139,10 @@ class OpenAIClient:
             client: connected.
             tokenizer: of transformers, with a chat template if there are to be chats.
             tool_format: how the model writes tool calls: one of `TOOL_FORMATS`, a response template
-                of transformers, or `none`; the tokenizer's `response_template` if empty.
+                of transformers, or `none`. Empty: the tokenizer's `response_template`, or what is
+                recognised from its chat template; what is not recognised stays in the content.
+            reasoning_format: the same for reasoning: one of `REASONING_FORMATS`, or `none`.
+            parsers: of SGLang, from `sglang_parsers()`, with its formats; None: transformers reads.
             default_max_tokens: for bodies that do not say it.
 
         Raises:
@@ -137,8 +150,8 @@ class OpenAIClient:
         """
         self._client = client
         self._tokenizer = tokenizer
-        self._template = _template(tool_format, tokenizer)
-        self._leaves_calls = tool_format == UNREAD
+        self._format = answer_format(tool_format, reasoning_format, tokenizer, parsers)
+        self._transcripts = Transcripts()
         self._default_max_tokens = default_max_tokens
 
     async def chat_completion(self, payload: Payload, **options: Unpack[GenerateOptions]) -> Json:
@@ -151,7 +164,7 @@ class OpenAIClient:
         with _named_by_body():
             asked = self._chat(payload, options)
             _check_whole(asked.body)
-            return await self._whole(asked)
+        return await self._whole(asked)
 
     def chat_completion_stream(
         self, payload: Payload, **options: Unpack[GenerateOptions]
@@ -166,7 +179,7 @@ class OpenAIClient:
         with _named_by_body():
             asked = self._completion(payload, options)
             _check_whole(asked.body)
-            return await self._whole(asked)
+        return await self._whole(asked)
 
     def completion_stream(
         self, payload: Payload, **options: Unpack[GenerateOptions]
@@ -176,29 +189,48 @@ class OpenAIClient:
             asked = self._completion(payload, options)
         return self._pieces(asked)
 
+    async def embeddings(self, payload: Payload) -> Json:
+        """Tell the vector of one text or several: a `list` of `embedding`s."""
+        with _named_by_body():
+            body = body_of(payload, EmbeddingBody)
+            inputs = token_lists("input", body.input, self._tokenizer)
+            for index, each in enumerate(inputs):
+                if not each:
+                    field = f"input[{index}]" if len(inputs) > 1 else "input"
+                    raise refusal(field, "it has no tokens")
+            if body.dimensions is not None and body.dimensions < 1:
+                raise refusal("dimensions", f"{body.dimensions} numbers are no vector")
+            if body.timeout is not None and not body.timeout > 0:
+                raise refusal("timeout", f"{body.timeout} is not above 0")
+            embeddings = await self._client.embed(
+                inputs,
+                dimensions=body.dimensions or 0,
+                policy=body.policy or "default",
+                deadline_s=body.timeout or 0.0,
+            )
+        return embeddings_answer(body, embeddings)
+
     def _chat(self, payload: Payload, options: GenerateOptions) -> _Asked:
         body = body_of(payload, ChatBody)
-        prompt = chat_prompt(body, self._tokenizer)
-        if prompt.tools and self._template is None and not self._leaves_calls:
-            known = ", ".join(TOOL_FORMATS)
-            why = f"how does this model write calls? OpenAIClient(tool_format=…): {known}, none"
-            raise unsupported("tools", why)
-        reads = self._template is not None and (bool(prompt.tools) or self._is_own_template)
+        prompt = chat_prompt(body, self._tokenizer, self._transcripts)
+        form = form_of(body)
+
+        def new_reader() -> Reader | None:
+            if form is not None:
+                return ForcedCalls() if form.is_calls else None
+            return self._format.reader(prompt.text, prompt.tools)
+
         texts = token_texts(body, self._tokenizer, self._tokenizer.all_special_ids)
-        if reads:  # what marks a call may be a special token
+        if new_reader() is not None:  # what marks a call may be a special token
             texts = replace(texts, skip_special=False)
-
-        def new_reader() -> AnswerReader | None:
-            return self._reader(prompt) if reads else None
-
         n_top = body.top_logprobs if body.logprobs else None
         want = _want(options, n_top, "top_logprobs")
-        own: GenerateOptions = {**options, **options_of(body), **want}
+        own: GenerateOptions = {**options, **options_of(body), **_grammar(form), **want}
         if prompt.media:
             own["media"] = prompt.media
         answers = ChatAnswers(body, texts, new_reader)
         sampling = sampling_of(body, self._default_max_tokens)
-        return _Asked(body, [prompt.tokens], sampling, own, answers)
+        return _Asked(body, [prompt.tokens], sampling, own, answers, form, prompt)
 
     def _completion(self, payload: Payload, options: GenerateOptions) -> _Asked:
         body = body_of(payload, CompletionBody)
@@ -212,30 +244,38 @@ class OpenAIClient:
         texts = token_texts(body, self._tokenizer, self._tokenizer.all_special_ids)
         echoed = [texts.of(prompt) if body.echo else "" for prompt in prompts]
         want = _want(options, body.logprobs, "logprobs")
-        own: GenerateOptions = {**options, **options_of(body), **want}
+        form = form_of(body)
+        own: GenerateOptions = {**options, **options_of(body), **_grammar(form), **want}
         sampling = sampling_of(body, self._default_max_tokens)
-        return _Asked(body, prompts, sampling, own, CompletionAnswers(body, texts, echoed))
-
-    @property
-    def _is_own_template(self) -> bool:
-        """It is the model's own, which knows reasoning as well."""
-        return self._template not in TOOL_FORMATS.values()
-
-    def _reader(self, prompt: ChatPrompt) -> AnswerReader:
-        assert self._template is not None, "it was checked"
-        return AnswerReader(self._template, prompt.text, prompt.tools)
+        return _Asked(body, prompts, sampling, own, CompletionAnswers(body, texts, echoed), form)
 
     async def _whole(self, asked: _Asked) -> Json:
-        groups = await self._client.generate_batch(
-            asked.prompts, asked.sampling, n=asked.n, **asked.options
-        )
+        with _named_by_body(asked.form):
+            groups = await self._client.generate_batch(
+                asked.prompts, asked.sampling, n=asked.n, **asked.options
+            )
         rollouts = [rollout for group in groups for rollout in group]
+        choices = [asked.answers.choice(i, each) for i, each in enumerate(rollouts)]
+        # The first of those that read alike is kept last.
+        for choice, rollout in zip(choices[::-1], rollouts[::-1], strict=True):
+            self._keep(asked, rollout, choice)
         response = {
             **_head(asked, asked.answers.name),
-            "choices": [asked.answers.choice(i, each) for i, each in enumerate(rollouts)],
+            "choices": choices,
             "usage": usage_of(rollouts, len(groups)),
         }
         return response | _prompt_ids(asked)
+
+    def _keep(self, asked: _Asked, rollout: Rollout, choice: Json) -> None:
+        """Remember the tokens of an answer, for the next turn of its session."""
+        if asked.chat is None:
+            return
+        key = asked.chat.conversation.key_after(choice["message"])
+        if key is not None:
+            before = asked.chat.continued
+            tokens = [*before.tokens, *rollout.tokens.tolist()]
+            n_parent = before.n_kept if before.parent is not None else 0
+            self._transcripts.keep(key, tokens, before.parent, n_parent)
 
     async def _pieces(self, asked: _Asked) -> AsyncGenerator[Json]:
         head = _head(asked, asked.answers.chunk_name)
@@ -247,7 +287,7 @@ class OpenAIClient:
         choices = [asked.answers.stream(index) for index in range(len(streams))]
         opened: set[int] = set()
         rollouts: dict[int, Rollout] = {}
-        with _named_by_body():
+        with _named_by_body(asked.form):
             async with aclosing(merged(streams)) as deltas:
                 async for index, delta in deltas:
                     if index not in opened:  # what is refused has no first chunk
@@ -260,25 +300,17 @@ class OpenAIClient:
                     if delta.rollout is not None:
                         rollouts[index] = delta.rollout
                         last = choices[index].closing(delta.rollout)
+                        if asked.body.session_id is not None:
+                            whole = asked.answers.choice(index, delta.rollout)
+                            self._keep(asked, delta.rollout, whole)
                         yield {**head, "choices": [last], **_prompt_ids(asked)}
         if asked.body.stream_options is not None and asked.body.stream_options.include_usage:
             whole = [rollouts[index] for index in sorted(rollouts)]
             yield {**head, "choices": [], "usage": usage_of(whole, len(asked.prompts))}
 
 
-def _template(
-    tool_format: str | ResponseTemplate, tokenizer: ChatTokenizer
-) -> ResponseTemplate | None:
-    if tool_format == UNREAD:
-        return None
-    if not tool_format:
-        return getattr(tokenizer, "response_template", None)
-    if isinstance(tool_format, str):
-        if tool_format not in TOOL_FORMATS:
-            known = ", ".join([*TOOL_FORMATS, UNREAD])
-            raise SettingsError(f"tool_format: {tool_format!r} is not among {known}")
-        return TOOL_FORMATS[tool_format]
-    return tool_format
+def _grammar(form: Form | None) -> GenerateOptions:
+    return {} if form is None else {"grammar": form.grammar}
 
 
 def _want(options: GenerateOptions, n_top: int | None, field: str) -> GenerateOptions:
@@ -304,10 +336,13 @@ def _head(asked: _Asked, name: str) -> Json:
 
 
 def _prompt_ids(asked: _Asked) -> Json:
-    if not asked.body.return_token_ids:
-        return {}
-    prompts: Sequence[list[int]] = asked.prompts
-    return {"prompt_token_ids": prompts[0] if len(prompts) == 1 else prompts}
+    told: Json = {}
+    if asked.chat is not None and asked.body.session_id is not None:
+        told["kept_prompt_tokens"] = asked.chat.continued.n_kept
+    if asked.body.return_token_ids:
+        prompts: Sequence[list[int]] = asked.prompts
+        told["prompt_token_ids"] = prompts[0] if len(prompts) == 1 else prompts
+    return told
 
 
 def _grouped(asked: _Asked) -> Iterator[tuple[list[int], GenerateOptions]]:
@@ -325,12 +360,12 @@ def _seeded(sampling: SamplingParams, row: int) -> SamplingParams:
 
 
 @contextmanager
-def _named_by_body() -> Generator[None]:
+def _named_by_body(form: Form | None = None) -> Generator[None]:
     """A field that is wrong is named as the body names it."""
     try:
         yield
     except (Refused, EngineFailed) as error:
-        problem = by_body(error.problem)
+        problem = by_body(error.problem, form.field if form is not None else "")
         if problem.field == error.field:
             raise
         raise type(error)(problem, rid=error.rid) from error
@@ -349,6 +384,8 @@ class SyncOpenAIClient(Twin[OpenAIClient]):
         tokenizer: ChatTokenizer,
         *,
         tool_format: str | ResponseTemplate = "",
+        reasoning_format: str = "",
+        parsers: SglangParsers | None = None,
         default_max_tokens: int = DEFAULT_MAX_TOKENS,
     ) -> None:
         """See `OpenAIClient`."""
@@ -356,6 +393,8 @@ class SyncOpenAIClient(Twin[OpenAIClient]):
             client.async_client,
             tokenizer,
             tool_format=tool_format,
+            reasoning_format=reasoning_format,
+            parsers=parsers,
             default_max_tokens=default_max_tokens,
         )
         super().__init__(openai, client.loop)
@@ -364,3 +403,4 @@ class SyncOpenAIClient(Twin[OpenAIClient]):
     chat_completion_stream = blocking(OpenAIClient.chat_completion_stream)
     completion = blocking(OpenAIClient.completion)
     completion_stream = blocking(OpenAIClient.completion_stream)
+    embeddings = blocking(OpenAIClient.embeddings)

@@ -16,6 +16,7 @@ from rolloutbus.trainer_adapter.openai.bodies import (
     refusal,
     unsupported,
 )
+from rolloutbus.trainer_adapter.openai.history import Continued, ExactConversation, Transcripts
 
 ROLES = frozenset({"system", "developer", "user", "assistant", "tool"})
 ADDRESSES: dict[str, MediaKind] = {
@@ -158,25 +159,54 @@ class ChatTokenizer(Tokenizer, Protocol):
 class ChatPrompt:
     """A conversation, ready to be answered."""
 
-    tokens: list[int]
     text: str
-    media: list[Media] = field(default_factory=list[Media])
-    tools: list[Json] = field(default_factory=list[Json])
+    continued: Continued
+    conversation: ExactConversation
+    media: list[Media]
+    tools: list[Json]
     """That may be called."""
 
+    @property
+    def tokens(self) -> list[int]:
+        """Token ids."""
+        return self.continued.tokens
 
-def chat_prompt(body: ChatBody, tokenizer: ChatTokenizer) -> ChatPrompt:
+
+def chat_prompt(
+    body: ChatBody, tokenizer: ChatTokenizer, transcripts: Transcripts | None = None
+) -> ChatPrompt:
     """The prompt of a chat completion.
+
+    Args:
+        body: of the request.
+        tokenizer: of the model.
+        transcripts: of the sessions' earlier answers; None: there were none.
 
     Raises:
         Refused: `.field` names what cannot be rendered.
     """
-    conversation = conversation_of(body.messages)
+    found = conversation_of(body.messages)
     tools = _tools(body)
-    text = _rendered(body, conversation, tools, tokenizer)
-    # The template has written the special tokens already.
-    tokens = tokenizer.encode(text, add_special_tokens=False)
-    return ChatPrompt(tokens, text, conversation.media, tools)
+    more = body.chat_template_kwargs or {}
+    for name in more.keys() & TEMPLATE_ARGUMENTS:
+        raise unsupported(f"chat_template_kwargs.{name}", "this is not for a request to say")
+
+    def render(messages: Sequence[Json], **flags: bool) -> str:
+        return _rendered(tokenizer, messages, tools=tools or None, **flags, **more)
+
+    def render_all(messages: Sequence[Json]) -> str:
+        return render(
+            messages,
+            add_generation_prompt=body.add_generation_prompt,
+            continue_final_message=body.continue_final_message,
+        )
+
+    conversation = ExactConversation(
+        body, found.messages, tokenizer, tokenizer.all_special_ids, render
+    )
+    text = render_all(found.messages)
+    continued = conversation.prompt(text, render_all, transcripts or Transcripts())
+    return ChatPrompt(text, continued, conversation, found.media, tools)
 
 
 def prompts_of(body: CompletionBody, tokenizer: Tokenizer) -> list[list[int]]:
@@ -185,7 +215,15 @@ def prompts_of(body: CompletionBody, tokenizer: Tokenizer) -> list[list[int]]:
     Raises:
         Refused: they are neither texts nor token ids.
     """
-    given = body.prompt
+    return token_lists("prompt", body.prompt, tokenizer)
+
+
+def token_lists(field: str, given: Any, tokenizer: Tokenizer) -> list[list[int]]:  # noqa: ANN401 - JSON
+    """One list of token ids for each text or list of ids in a field.
+
+    Raises:
+        Refused: it holds something else, or nothing.
+    """
     if isinstance(given, str):
         return [tokenizer.encode(given, add_special_tokens=True)]
     if isinstance(given, list) and given:
@@ -198,7 +236,7 @@ def prompts_of(body: CompletionBody, tokenizer: Tokenizer) -> list[list[int]]:
             lists = cast("list[list[Any]]", several)
             if all(_is_token(token) for tokens in lists for token in tokens):
                 return lists
-    raise refusal("prompt", "a prompt is a text, token ids, or a list of either")
+    raise refusal(field, "it is a text, token ids, or a list of either")
 
 
 def _is_token(value: object) -> bool:
@@ -206,10 +244,6 @@ def _is_token(value: object) -> bool:
 
 
 def _tools(body: ChatBody) -> list[Json]:
-    if body.tool_choice not in (None, "auto", "none"):
-        raise unsupported("tool_choice", "a call cannot be forced; it is `auto` or `none`")
-    if body.parallel_tool_calls is False:
-        raise unsupported("parallel_tool_calls", "a model calls as many tools as it likes")
     tools = body.tools or []
     for index, tool in enumerate(tools):
         function = tool.get("function")
@@ -219,23 +253,9 @@ def _tools(body: ChatBody) -> list[Json]:
     return [] if body.tool_choice == "none" else tools
 
 
-def _rendered(
-    body: ChatBody, conversation: Conversation, tools: Sequence[Json], tokenizer: ChatTokenizer
-) -> str:
-    more = body.chat_template_kwargs or {}
-    for name in more.keys() & TEMPLATE_ARGUMENTS:
-        raise unsupported(f"chat_template_kwargs.{name}", "this is not for a request to say")
+def _rendered(tokenizer: ChatTokenizer, messages: Sequence[Json], **more: Any) -> str:  # noqa: ANN401
     try:
-        return str(
-            tokenizer.apply_chat_template(
-                conversation.messages,
-                tools=list(tools) or None,
-                tokenize=False,
-                add_generation_prompt=body.add_generation_prompt,
-                continue_final_message=body.continue_final_message,
-                **more,
-            )
-        )
+        return str(tokenizer.apply_chat_template(list(messages), tokenize=False, **more))
     # A template is a program of the model's maker: it raises what it likes.
     except Exception as error:
         raise refusal("messages", f"the model's chat template says: {error}") from error

@@ -8,7 +8,7 @@ from typing import Any, cast
 import numpy as np
 
 from rolloutbus.bus.wire.errors import EngineFailed
-from rolloutbus.bus.wire.messages.endings import Problem
+from rolloutbus.bus.wire.messages.endings import Problem, bad_request
 from rolloutbus.engine_worker.engine import (
     EmbeddingRows,
     EngineBusy,
@@ -69,7 +69,12 @@ class Reading:
         """See `Embedder`."""
         texts: list[list[int]] = [each.tolist() for each in inputs]
         wanted = {"dimensions": dimensions} if dimensions else {}
-        outputs = self._read(texts, lambda rid, text: _embedding(rid, text, **wanted))
+        try:
+            outputs = self._read(texts, lambda rid, text: _embedding(rid, text, **wanted))
+        except ValueError as error:  # of inputs that fit, SGLang can only mind the dimensions
+            if not dimensions:
+                raise
+            raise EngineFailed(bad_request("dimensions", str(error))) from error
         return EmbeddingRows(_rows(outputs), sum(map(len, texts)))
 
     def rerank(self, pairs: Sequence[tuple[str, str]]) -> Float32s:

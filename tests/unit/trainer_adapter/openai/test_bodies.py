@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from rolloutbus.bus.wire.errors import Refused
-from rolloutbus.bus.wire.messages.generation import Grammar, Media
+from rolloutbus.bus.wire.messages.generation import Media
 from rolloutbus.trainer_adapter.openai.bodies import (
     ChatBody,
     CompletionBody,
@@ -120,7 +120,6 @@ def test_what_else_a_body_may_say_becomes_options() -> None:
         lora_path="a@2",
         priority=4,
         timeout=9.5,
-        response_format={"type": "json_schema", "json_schema": {"schema": {"type": "array"}}},
     )
     assert options_of(body) == {
         "session": "s",
@@ -129,12 +128,8 @@ def test_what_else_a_body_may_say_becomes_options() -> None:
         "lora": "a@2",
         "priority": 4,
         "deadline_s": 9.5,
-        "grammar": Grammar("json_schema", '{"type": "array"}'),
     }
-    assert options_of(chat(response_format={"type": "text"})) == {}
-    with pytest.raises(Refused) as caught:
-        options_of(chat(response_format={"type": "json_object"}, regex="a+"))
-    assert caught.value.field == "response_format"
+    assert options_of(chat()) == {}
 
 
 def test_media_leave_their_place_and_come_as_bytes() -> None:
@@ -212,9 +207,6 @@ def test_tools_reach_the_template_unless_none_may_be_called() -> None:
 @pytest.mark.parametrize(
     ("fields", "field"),
     [
-        ({"tool_choice": "required"}, "tool_choice"),
-        ({"tool_choice": {"function": {"name": "f"}}}, "tool_choice"),
-        ({"parallel_tool_calls": False}, "parallel_tool_calls"),
         ({"tools": [{"type": "function"}]}, "tools[0].function.name"),
         ({"chat_template_kwargs": {"chat_template": "{{ 1 }}"}}, "chat_template_kwargs.chat_te"),
         ({"chat_template_kwargs": {"is_broken": True}}, "messages"),

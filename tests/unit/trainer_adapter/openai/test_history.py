@@ -1,0 +1,191 @@
+"""Conversations that go on: what was sampled stays, whatever a chat template does to its text."""
+
+# pyright: reportUnknownMemberType=false
+# transformers' stubs leave parameters untyped.
+
+import random
+from typing import Any
+
+import pytest
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
+
+from rolloutbus.bus.wire.errors import Refused
+from rolloutbus.trainer_adapter.openai.bodies import ChatBody, body_of
+from rolloutbus.trainer_adapter.openai.history import Transcripts
+from rolloutbus.trainer_adapter.openai.prompts import ChatPrompt, chat_prompt
+
+SPECIAL = ["<|im_start|>", "<|im_end|>", "<|user|>", "<|assistant|>", "</s>", "[INST]", "[/INST]"]
+PAIRS = ["ab", "ba", "aa", "an", "ok"]
+"""Tokens of two letters, so that a text has several tokenisations."""
+
+# As of Qwen: earlier reasoning is left out, and what follows a tool's result is written otherwise.
+QWEN = (
+    "{%- set ns = namespace(last=0) -%}{%- for m in messages -%}{%- if m.role == 'user' -%}"
+    "{%- set ns.last = loop.index0 -%}{%- endif -%}{%- endfor -%}"
+    "{%- for m in messages -%}{{- '<|im_start|>' + m.role + '\n' -}}"
+    "{%- if m.role == 'assistant' and loop.index0 > ns.last -%}{{- '<think>\n\n</think>\n\n' -}}"
+    "{%- endif -%}{{- m.content.split('</think>')[-1] -}}"
+    "{%- for c in m.tool_calls or [] -%}{{- '\n<tool_call>' + c.function|tojson -}}"
+    "{{- '</tool_call>' -}}{%- endfor -%}{{- '<|im_end|>\n' -}}{%- endfor -%}"
+    "{%- if add_generation_prompt -%}{{- '<|im_start|>assistant\n' -}}{%- endif -%}"
+)
+# As of GLM: nothing ends an answer but the role of what follows.
+GLM = (
+    "{%- for m in messages -%}"
+    "{{- ('<|assistant|>' if m.role == 'assistant' else '<|user|>') + '\n' + m.content|trim -}}"
+    "{%- endfor -%}{%- if add_generation_prompt -%}{{- '<|assistant|>' -}}{%- endif -%}"
+)
+# As of Mistral: it wants a call before a tool's result.
+MISTRAL = (
+    "{%- for m in messages -%}"
+    "{%- if m.role == 'tool' and not messages[loop.index0 - 1].tool_calls -%}"
+    "{{- raise_exception('no call') -}}{%- endif -%}"
+    "{%- if m.role == 'assistant' -%}{%- if m.tool_calls -%}{{- m.tool_calls|tojson -}}{%- else -%}"
+    "{{- m.content -}}{%- endif -%}{{- '</s>' -}}{%- else -%}"
+    "{{- '[INST]' + m.content + '[/INST]' -}}{%- endif -%}{%- endfor -%}"
+)
+# Numbers its messages from the end, so that every earlier turn changes.
+COUNTING = "{%- for m in messages -%}{{- loop.revindex ~ m.content|length -}}{%- endfor -%}"
+
+
+def tokenizer_of(template: str, end: str) -> PreTrainedTokenizerFast:
+    letters = sorted(pre_tokenizers.ByteLevel.alphabet())
+    vocabulary = {name: n for n, name in enumerate([*SPECIAL, *letters, *PAIRS])}
+    core = Tokenizer(models.BPE(vocabulary, [(pair[0], pair[1]) for pair in PAIRS]))
+    core.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)  # type: ignore[assignment] - a property of the binding
+    core.decoder = decoders.ByteLevel()  # type: ignore[assignment] - as above
+    return PreTrainedTokenizerFast(
+        tokenizer_object=core,
+        eos_token=end,
+        additional_special_tokens=SPECIAL,
+        chat_template=template,
+    )
+
+
+def asked(
+    tokenizer: Any,  # noqa: ANN401 - of transformers
+    kept: Transcripts,
+    messages: list[dict[str, Any]],
+    **more: Any,  # noqa: ANN401 - fields of a body
+) -> ChatPrompt:
+    body = body_of({"messages": messages, "session_id": "s", **more}, ChatBody)
+    return chat_prompt(body, tokenizer, kept)
+
+
+def answer(
+    kept: Transcripts, prompt: ChatPrompt, message: dict[str, Any], sampled: list[int]
+) -> None:
+    key = prompt.conversation.key_after(message)
+    assert key is not None
+    before = prompt.continued
+    kept.keep(key, [*prompt.tokens, *sampled], before.parent, before.n_kept if before.parent else 0)
+
+
+def odd_tokens(tokenizer: PreTrainedTokenizerFast, text: str) -> list[int]:
+    """Another tokenisation of a text than its own: letter by letter."""
+    return [token for letter in text for token in tokenizer.encode(letter)]
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize(
+    ("template", "end"), [(QWEN, "<|im_end|>"), (GLM, "<|user|>"), (MISTRAL, "</s>")]
+)
+def test_each_prompt_begins_with_the_tokens_before_it(template: str, end: str, seed: int) -> None:
+    chance = random.Random(seed)
+    tokenizer, kept = tokenizer_of(template, end), Transcripts()
+    messages: list[dict[str, Any]] = [{"role": "user", "content": "banana"}]
+    before: list[int] = []
+    for turn in range(9):
+        prompt = asked(tokenizer, kept, messages)
+        assert prompt.tokens[: len(before)] == before
+        assert prompt.continued.n_kept == len(before)
+        new = tokenizer.decode(prompt.tokens[len(before) :], skip_special_tokens=False)
+        assert messages[-1]["content"] in new
+        assert new.count(messages[-1]["content"]) == 1 or turn == 0
+        is_ended, calls = chance.random() < 0.6, chance.random() < 0.5
+        text = chance.choice(["banana", "ok aa", "abab"]) + f" {turn}"
+        said = f"<think>aa</think>{text}" if template == QWEN else text
+        sampled = odd_tokens(tokenizer, said)
+        sampled += tokenizer.encode(end) if is_ended else []
+        message: dict[str, Any] = {"role": "assistant", "content": text}
+        if calls:
+            function = {"name": "look", "arguments": '{"at": "aa"}'}
+            message["tool_calls"] = [{"id": f"c{turn}", "type": "function", "function": function}]
+        answer(kept, prompt, message, sampled)
+        before = [*prompt.tokens, *sampled]
+        after = {"role": "tool" if calls else "user", "content": f"aa result {turn} ab"}
+        messages += [message, after]
+
+
+def test_tokens_in_a_message_are_gone_on_with_wherever_it_was_answered() -> None:
+    tokenizer = tokenizer_of(QWEN, "<|im_end|>")
+    messages: list[dict[str, Any]] = [{"role": "user", "content": "banana"}]
+    before: list[int] = []
+    for _ in range(4):
+        prompt = asked(tokenizer, Transcripts(), messages, session_id=None)
+        assert prompt.tokens[: len(before)] == before
+        sampled = odd_tokens(tokenizer, "banana")
+        before = [*prompt.tokens, *sampled]
+        messages.append({"role": "assistant", "content": "banana", "token_ids": sampled})
+        messages.append({"role": "user", "content": "aa"})
+    with pytest.raises(Refused) as caught:
+        asked(tokenizer, Transcripts(), [{"role": "assistant", "token_ids": ["a"]}])
+    assert caught.value.field == "messages[0].token_ids"
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"session_id": "other"},
+        {"session_id": None},
+        {"tools": [{"function": {"name": "f"}}]},
+        {"chat_template_kwargs": {"x": 1}},
+    ],
+)
+def test_another_conversation_is_rendered_from_its_text(more: dict[str, Any]) -> None:
+    tokenizer, kept = tokenizer_of(QWEN, "<|im_end|>"), Transcripts()
+    hello = [{"role": "user", "content": "banana"}]
+    said = {"role": "assistant", "content": "banana"}
+    answer(kept, asked(tokenizer, kept, hello), said, odd_tokens(tokenizer, "banana"))
+    on = [*hello, said, {"role": "user", "content": "aa"}]
+    assert asked(tokenizer, kept, on).continued.n_kept > 0
+    assert asked(tokenizer, kept, on, **more).continued.n_kept == 0
+    changed = [{"role": "user", "content": "bananas"}, *on[1:]]
+    assert asked(tokenizer, kept, changed).continued.n_kept == 0
+
+
+def test_branch_goes_on_from_its_own_turn() -> None:
+    tokenizer, kept = tokenizer_of(QWEN, "<|im_end|>"), Transcripts()
+    hello = [{"role": "user", "content": "banana"}]
+    first = asked(tokenizer, kept, hello)
+    texts = ["ab", "ba"]
+    for text in texts:
+        said = {"role": "assistant", "content": text}
+        answer(kept, first, said, odd_tokens(tokenizer, text))
+    for text in texts:
+        on = [*hello, {"role": "assistant", "content": text}, {"role": "user", "content": "aa"}]
+        sampled = odd_tokens(tokenizer, text)
+        assert asked(tokenizer, kept, on).tokens[len(first.tokens) :][: len(sampled)] == sampled
+
+
+def test_template_that_changes_what_was_said_is_refused() -> None:
+    tokenizer, kept = tokenizer_of(COUNTING, "</s>"), Transcripts()
+    hello = [{"role": "user", "content": "banana"}]
+    said = {"role": "assistant", "content": "ab"}
+    answer(kept, asked(tokenizer, kept, hello), said, odd_tokens(tokenizer, "ab"))
+    with pytest.raises(Refused) as caught:
+        asked(tokenizer, kept, [*hello, said, {"role": "user", "content": "aa"}])
+    assert (caught.value.code, caught.value.field) == ("unsupported", "session_id")
+
+
+def test_least_recently_used_conversation_is_forgotten_first() -> None:
+    kept = Transcripts(max_tokens=10)
+    kept.keep(b"a", [1, 2, 3], None, 0)
+    kept.keep(b"b", [4, 5, 6], None, 0)
+    kept.keep(b"a2", [1, 2, 3, 7], b"a", 3)
+    assert kept.find(b"a2") == [1, 2, 3, 7]
+    kept.keep(b"c", [8, 9, 10, 11], None, 0)
+    assert kept.find(b"b") is None
+    assert kept.find(b"a2") == [1, 2, 3, 7]
+    assert kept.find(b"c") == [8, 9, 10, 11]
