@@ -1,21 +1,25 @@
 """Models that read: vectors of the real SGLang, and what it must never be asked by mistake."""
 
+import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
+import openai
 import pytest
 import pytest_asyncio
 import torch
 import transformers
 
 import rolloutbus
-from rolloutbus import RolloutClient, SamplingParams
+from rolloutbus import Fleet, RolloutClient, SamplingParams
 from rolloutbus.errors import EngineFailed, RequestError
 from rolloutbus.trainer_adapter.client.core.settings import ClientSettings
+from tests.integration.gateway_process import gateway
 from tests.sglang.conftest import DEADLINE_S
 from tests.sglang.fleets import fleet_of
+from tests.sglang.models import byte_tokenizer
 
 pytestmark = [pytest.mark.timeout(240), pytest.mark.asyncio(loop_scope="module")]
 
@@ -24,11 +28,16 @@ TEXTS = [[5, 6, 7, 8, 9], [10], [11, 12] * 400, [5, 6, 7, 8, 10]]
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def client(llama: Path) -> AsyncIterator[RolloutClient]:
-    async with rolloutbus.up(**fleet_of(llama, is_embedding=True)) as fleet:
-        settings = ClientSettings(name="reader", router=fleet.address, overtime_s=DEADLINE_S)
-        async with RolloutClient(settings) as connected:
-            yield connected
+async def fleet(llama: Path) -> AsyncIterator[Fleet]:
+    async with rolloutbus.up(**fleet_of(llama, is_embedding=True)) as running:
+        yield running
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def client(fleet: Fleet) -> AsyncIterator[RolloutClient]:
+    settings = ClientSettings(name="reader", router=fleet.address, overtime_s=DEADLINE_S)
+    async with RolloutClient(settings) as connected:
+        yield connected
 
 
 async def test_a_vector_is_the_normalised_last_state_of_a_plain_forward_pass(
@@ -52,6 +61,39 @@ async def test_vectors_are_cut_only_by_models_made_for_it(client: RolloutClient)
         await client.embed(TEXTS, dimensions=8)
 
     assert (await client.embed(TEXTS)).rows.shape == (len(TEXTS), 64)
+
+
+async def test_openais_package_gets_vectors_over_http(
+    fleet: Fleet, client: RolloutClient, llama: Path
+) -> None:
+    texts = ["hello", "good day"]
+    tokenizer: Any = byte_tokenizer()
+    ids: list[list[int]] = [tokenizer.encode(text) for text in texts]
+    expected = (await client.embed(ids)).rows
+    named = ("--served-model-name", "tiny", "--tool-format", "none", "--reasoning-format", "none")
+    async with gateway("--address", fleet.address, "--tokenizer", str(llama), *named) as served:
+        address: Any = {"base_url": f"{served.url}/v1", "api_key": "none", "max_retries": 0}
+        async with openai.AsyncOpenAI(**address) as user:
+            for given in (texts, ids):  # its package asks for base64
+                told = await user.embeddings.create(model="tiny", input=given)
+                rows = np.array([each.embedding for each in told.data], np.float32)
+                assert np.abs(rows - expected).max() < TOLERANCE
+                assert told.usage.prompt_tokens == sum(map(len, ids))
+            with pytest.raises(openai.BadRequestError, match="matryoshka") as refused:
+                await user.embeddings.create(model="tiny", input="hello", dimensions=8)
+            assert refused.value.param == "dimensions"
+            with pytest.raises(openai.BadRequestError) as empty:
+                await user.embeddings.create(model="tiny", input=["hello", ""])
+            assert empty.value.param == "input[1]"
+
+        def blocking() -> list[float]:
+            with openai.OpenAI(**address) as user:
+                told = user.embeddings.create(model="tiny", input=texts[0], encoding_format="float")
+            return told.data[0].embedding
+
+        assert await asyncio.to_thread(blocking) == pytest.approx(
+            expected[0].tolist(), abs=TOLERANCE
+        )
 
 
 async def test_a_model_that_reads_is_not_asked_to_write(client: RolloutClient) -> None:

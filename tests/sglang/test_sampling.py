@@ -4,6 +4,7 @@ The transformers engine is the second opinion: the same model, the same rules, w
 """
 
 import asyncio
+import json
 import re
 from collections.abc import AsyncIterator, Mapping, Sequence
 from pathlib import Path
@@ -15,7 +16,7 @@ import pytest
 import pytest_asyncio
 
 import rolloutbus
-from rolloutbus import Fleet, Grammar, Rollout, RolloutClient, SamplingParams, Want
+from rolloutbus import Fleet, Grammar, OpenAIClient, Rollout, RolloutClient, SamplingParams, Want
 from rolloutbus.bus.wire.messages.generation import Generate, GrammarKind, Prefix
 from rolloutbus.errors import EngineFailed, Refused
 from rolloutbus.trainer_adapter.client.asks import GenerateOptions, ask_of
@@ -348,6 +349,52 @@ async def test_a_grammar_is_kept_to_also_after_a_request_was_resumed(
     assert re.fullmatch(MATCHED[kind], text)
     for n_kept in (1, len(whole.tokens) - 1):
         assert_same(await resumed(sglang, case, whole, n_kept), whole)
+
+
+UNIT = {"type": "object", "properties": {"unit": {"enum": ["C", "F"]}}, "required": ["unit"]}
+NOTHING = {"type": "object", "additionalProperties": False}
+FORCED: dict[str, Any] = {
+    "messages": [{"role": "user", "content": "hi"}],
+    "tools": [
+        {"type": "function", "function": {"name": name, "parameters": parameters}}
+        for name, parameters in (
+            ("weather", {**UNIT, "additionalProperties": False}),
+            ("stop", NOTHING),
+        )
+    ],
+    "max_tokens": 1000,
+    "timeout": DEADLINE_S,
+}
+
+
+@pytest.mark.parametrize(
+    ("asked", "names"),
+    [
+        ({"tool_choice": "required", "parallel_tool_calls": False}, {"weather", "stop"}),
+        ({"tool_choice": {"type": "function", "function": {"name": "weather"}}}, {"weather"}),
+    ],
+)
+async def test_a_forced_call_is_one_of_a_tool_that_there_is(
+    sglang: RolloutClient, asked: dict[str, Any], names: set[str]
+) -> None:
+    tokenizer: Any = byte_tokenizer()
+    tokenizer.chat_template = "{% for m in messages %}{{ m.content }}{% endfor %}"
+    openai = OpenAIClient(sglang, tokenizer)
+    whole = await openai.chat_completion({**FORCED, **asked, "n": 4})
+    streamed = openai.chat_completion_stream({**FORCED, **asked})
+    chunks = [choice async for chunk in streamed for choice in chunk["choices"]]
+    calls = [call for each in chunks for call in each["delta"].get("tool_calls", ())]
+    for choice in whole["choices"]:
+        assert not choice["message"]["content"]
+        calls += choice["message"]["tool_calls"]
+    assert {chunks[-1]["finish_reason"], *(each["finish_reason"] for each in whole["choices"])} == {
+        "tool_calls"
+    }
+    assert len(calls) == 5
+    for call in calls:
+        name, arguments = call["function"]["name"], json.loads(call["function"]["arguments"])
+        assert name in names
+        assert arguments in ([{"unit": "C"}, {"unit": "F"}] if name == "weather" else [{}])
 
 
 @pytest.mark.parametrize(
