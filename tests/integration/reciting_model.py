@@ -17,6 +17,7 @@ LINES = {
     "hello": "Good day to you",
     "weather": 'Let me see <tool_call>{"name": "get_weather", "arguments": {"city": "Paris"}} '
     "</tool_call>",
+    "think": "<think> is it so </think> Yes indeed",
     "broken": 'Wait <tool_call>{"name":"oops", </tool_call>',
 }
 """Cue -> what is said after it. A word has one successor, wherever it stands: no two lines share

@@ -52,6 +52,7 @@ def tiny_model(reciting: tuple[Path, PreTrainedTokenizerFast]) -> Path:
 async def served(fleet: Fleet, tiny_model: Path) -> AsyncIterator[Gateway]:
     arguments = ["--address", fleet.address, "--tokenizer", str(tiny_model)]
     more = ["--served-model-name", "tiny", "--tool-format", "hermes"]
+    more += ["--reasoning-format", "qwen3"]
     async with gateway(*arguments, *more) as running:
         yield running
 
@@ -117,6 +118,20 @@ async def test_openais_package_gets_tool_calls(user: openai.AsyncOpenAI) -> None
     assert [call.function.name for call in calls] == ["get_weather"]
     assert json.loads(calls[0].function.arguments) == {"city": "Paris"}
     assert answer.choices[0].finish_reason == "tool_calls"
+
+
+async def test_openais_package_gets_reasoning_apart_from_content(
+    user: openai.AsyncOpenAI,
+) -> None:
+    body: Any = {"model": "tiny", "messages": says("think"), "temperature": 0}
+    create: Any = user.chat.completions.create
+    answer = await create(**body)
+    whole: dict[str, Any] = answer.choices[0].message.model_dump()
+    assert (whole["reasoning_content"], whole["content"]) == ("is it so", "Yes indeed")
+    stream = await create(**body, stream=True)
+    deltas: list[dict[str, Any]] = [chunk.choices[0].delta.model_dump() async for chunk in stream]
+    for field in ("reasoning_content", "content"):
+        assert "".join(delta.get(field) or "" for delta in deltas) == whole[field]
 
 
 async def test_call_that_the_engine_cannot_force_is_refused_with_what_can(

@@ -41,7 +41,7 @@ from rolloutbus.trainer_adapter.openai.bodies import (
 from rolloutbus.trainer_adapter.openai.embeddings import EmbeddingBody, embeddings_answer
 from rolloutbus.trainer_adapter.openai.formats import Reader, answer_format
 from rolloutbus.trainer_adapter.openai.forms import ForcedCalls, Form, form_of
-from rolloutbus.trainer_adapter.openai.history import Transcripts
+from rolloutbus.trainer_adapter.openai.history import Key, Transcripts
 from rolloutbus.trainer_adapter.openai.prompts import (
     ChatPrompt,
     ChatTokenizer,
@@ -256,9 +256,9 @@ class OpenAIClient:
             )
         rollouts = [rollout for group in groups for rollout in group]
         choices = [asked.answers.choice(i, each) for i, each in enumerate(rollouts)]
-        # The first of those that read alike is kept last.
-        for choice, rollout in zip(choices[::-1], rollouts[::-1], strict=True):
-            self._keep(asked, rollout, choice)
+        kept: dict[Key, int] = {}
+        for index, (choice, rollout) in enumerate(zip(choices, rollouts, strict=True)):
+            self._keep(asked, rollout, choice, index, kept)
         response = {
             **_head(asked, asked.answers.name),
             "choices": choices,
@@ -266,16 +266,26 @@ class OpenAIClient:
         }
         return response | _prompt_ids(asked)
 
-    def _keep(self, asked: _Asked, rollout: Rollout, choice: Json) -> None:
-        """Remember the tokens of an answer, for the next turn of its session."""
-        if asked.chat is None:
+    def _keep(
+        self, asked: _Asked, rollout: Rollout, choice: Json, index: int, kept: dict[Key, int]
+    ) -> None:
+        """Remember the tokens of an answer, for the next turn of its session.
+
+        Args:
+            asked: what was asked.
+            rollout: the answer.
+            choice: the same as it is told.
+            index: of the choice.
+            kept: index of the choices that were kept; of those that read alike the first is.
+        """
+        key = asked.chat.conversation.key_after(choice["message"]) if asked.chat else None
+        if asked.chat is None or key is None or kept.get(key, index) < index:
             return
-        key = asked.chat.conversation.key_after(choice["message"])
-        if key is not None:
-            before = asked.chat.continued
-            tokens = [*before.tokens, *rollout.tokens.tolist()]
-            n_parent = before.n_kept if before.parent is not None else 0
-            self._transcripts.keep(key, tokens, before.parent, n_parent)
+        kept[key] = index
+        before = asked.chat.continued
+        tokens = [*before.tokens, *rollout.tokens.tolist()]
+        n_parent = before.n_kept if before.parent is not None else 0
+        self._transcripts.keep(key, tokens, before.parent, n_parent)
 
     async def _pieces(self, asked: _Asked) -> AsyncGenerator[Json]:
         head = _head(asked, asked.answers.chunk_name)
@@ -287,6 +297,7 @@ class OpenAIClient:
         choices = [asked.answers.stream(index) for index in range(len(streams))]
         opened: set[int] = set()
         rollouts: dict[int, Rollout] = {}
+        kept: dict[Key, int] = {}
         with _named_by_body(asked.form):
             async with aclosing(merged(streams)) as deltas:
                 async for index, delta in deltas:
@@ -302,7 +313,7 @@ class OpenAIClient:
                         last = choices[index].closing(delta.rollout)
                         if asked.body.session_id is not None:
                             whole = asked.answers.choice(index, delta.rollout)
-                            self._keep(asked, delta.rollout, whole)
+                            self._keep(asked, delta.rollout, whole, index, kept)
                         yield {**head, "choices": [last], **_prompt_ids(asked)}
         if asked.body.stream_options is not None and asked.body.stream_options.include_usage:
             whole = [rollouts[index] for index in sorted(rollouts)]

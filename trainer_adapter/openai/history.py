@@ -201,7 +201,11 @@ _MARKED: Json = {"role": "assistant", "content": _MARK}
 
 
 def _told_tokens(message: Json, index: int) -> list[int]:
+    """The tokens that a message brings along, as a choice told them."""
     tokens: Any = message.get(OWN_TOKENS) or []
+    if tokens and message.get("role") != "assistant":
+        path = f"messages[{index}].{OWN_TOKENS}"
+        raise unsupported(path, "only what an assistant said was sampled; leave them out")
     is_list = isinstance(tokens, list)
     if not is_list or not all(_is_token(each) for each in cast("list[Any]", tokens)):
         path = f"messages[{index}].{OWN_TOKENS}"

@@ -129,9 +129,11 @@ def test_tokens_in_a_message_are_gone_on_with_wherever_it_was_answered() -> None
         before = [*prompt.tokens, *sampled]
         messages.append({"role": "assistant", "content": "banana", "token_ids": sampled})
         messages.append({"role": "user", "content": "aa"})
-    with pytest.raises(Refused) as caught:
-        asked(tokenizer, Transcripts(), [{"role": "assistant", "token_ids": ["a"]}])
-    assert caught.value.field == "messages[0].token_ids"
+    wrong = ({"role": "assistant", "token_ids": ["a"]}, {"role": "user", "token_ids": [1]})
+    for message in wrong:
+        with pytest.raises(Refused) as caught:
+            asked(tokenizer, Transcripts(), [message])
+        assert caught.value.field == "messages[0].token_ids"
 
 
 @pytest.mark.parametrize(
