@@ -18,6 +18,7 @@ SGLANG_VENV := .venv-sglang$(if $(filter-out $(SGLANG_DEFAULT),$(SGLANG)),-$(SGL
 SGLANG_STAMP := $(SGLANG_VENV)/.installed
 SGLANG_NEEDS := tests/sglang/requirements-$(SGLANG).txt
 PEERS_VENV := .venv-peers
+ADAPTERS := trl
 PEERS_NEEDS := tests/peers/requirements.txt tests/peers/requirements-alone.txt
 UNIT := $(wildcard tests/unit tests/stateful tests/conformance tests/architecture tests/fuzz)
 
@@ -27,7 +28,7 @@ export OMP_NUM_THREADS ?= 1
 export HF_HUB_OFFLINE ?= 1
 
 .DEFAULT_GOAL := help
-.PHONY: help venv check format format-check lint types unit test test-integration test-sglang test-peers nightly fuzz \
+.PHONY: help venv check format format-check lint types unit test test-integration test-sglang test-peers test-adapters nightly fuzz \
 	weight-faults sim chaos demo bench docs pictures vectors clean
 
 help: ## Show this list
@@ -62,6 +63,15 @@ $(PEERS_VENV)/.installed: $(PEERS_NEEDS)
 	@$(PEERS_VENV)/bin/$(PIP_INSTALL) --no-deps --requirement $(word 2,$(PEERS_NEEDS))
 	@touch $@
 
+# A framework's environment has what .venv has, and on top what the framework asks for.
+.PRECIOUS: .venv-%/.installed
+.venv-%/.installed: tests/adapters/%/requirements.txt $(STAMP)
+	$(call make_venv,.venv-$*,0.2 GB)
+	@cd .venv-$*/lib/python3*/site-packages && \
+		echo "import site; site.addsitedir('$$(echo $(abspath $(VENV))/lib/python3*/site-packages)')" >beside.pth
+	@.venv-$*/bin/$(PIP_INSTALL) --requirement $<
+	@touch $@
+
 check: $(STAMP) ## What a commit must pass before it is pushed, in 2 minutes
 	+$(MAKE) --no-print-directory --jobs 2 format-check lint types unit
 
@@ -84,11 +94,16 @@ unit: $(STAMP) ## Unit, stateful, conformance, fuzz and architecture tests; ARGS
 
 test: export FUZZ_SECONDS ?= 20
 test: $(STAMP) ## The whole test suite, without a GPU; ARGS="-k name -x" leaves test-sglang out
-	$(BIN)/python -m pytest $(SPREAD) -m "not gpu and not sglang and not peers" tests $(ARGS)
-	$(if $(ARGS),,$(MAKE) test-peers test-sglang)
+	$(BIN)/python -m pytest $(SPREAD) -m "not gpu and not sglang and not peers and not adapters" tests $(ARGS)
+	$(if $(ARGS),,$(MAKE) test-peers test-adapters test-sglang)
 
 test-integration: $(STAMP) ## Only the tests with real sockets and processes
-	$(BIN)/python -m pytest $(SPREAD) -m "integration and not gpu and not sglang and not peers" tests $(ARGS)
+	$(BIN)/python -m pytest $(SPREAD) -m "integration and not gpu and not sglang and not peers and not adapters" tests $(ARGS)
+
+test-adapters: $(addprefix test-adapter-,$(ADAPTERS)) ## Real trainers on a fleet; one: make test-adapter-trl
+
+test-adapter-%: $(STAMP) .venv-%/.installed
+	$(BIN)/python -m pytest -m adapters tests/adapters/$* $(ARGS)
 
 test-peers: $(STAMP) $(PEERS_VENV)/.installed ## Clients of other projects, unmodified, at a gateway
 	$(BIN)/python -m pytest -m peers tests/peers $(ARGS)
@@ -101,8 +116,8 @@ test-sglang: $(SGLANG_STAMP) ## Tests with the real SGLang on the CPU; SGLANG=0.
 
 nightly: export FUZZ_SECONDS ?= 600
 nightly: $(STAMP) ## Everything in full: all cases, 2,000 seeds, chaos, weight matrix, fuzz, both SGLangs
-	$(BIN)/python -m pytest $(SPREAD) --exhaustive -m "not gpu and not sglang and not peers" tests
-	$(MAKE) test-peers
+	$(BIN)/python -m pytest $(SPREAD) --exhaustive -m "not gpu and not sglang and not peers and not adapters" tests
+	$(MAKE) test-peers test-adapters
 	$(MAKE) sim ARGS="--mutants --single-faults --jobs $(JOBS)"
 	$(MAKE) chaos ARGS=--quiet
 	$(MAKE) weight-faults ARGS=
@@ -144,5 +159,5 @@ vectors: $(STAMP) ## Write the protocol's hex vectors again; read the diff befor
 	$(BIN)/python -m tests.conformance.make_vectors
 
 clean: ## Delete environments, build outputs and caches; runs/ stays
-	rm -rf $(VENV) $(PEERS_VENV) .venv-sglang* build dist *.egg-info .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) .venv-* build dist *.egg-info .pytest_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

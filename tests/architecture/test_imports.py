@@ -61,14 +61,19 @@ CORNERS = {
     "uvicorn": r"gateway/server\.py",
     "prometheus_client": r"gateway/.*|tests/.*",
     "openai": r"tests/.*",
+    # A framework is imported in its own adapter alone.
+    "trl": r"trainer_adapter/frameworks/trl\.py|tests/adapters/.*",
+    "peft": r"tests/.*",
+    "datasets": r"tests/adapters/.*",
     "opentelemetry": r"bus/actor/otlp\.py|tests/.*",
     "transformers": r"engine_worker/engines/.*|trainer_adapter/openai/answer_reader\.py"
+    r"|trainer_adapter/frameworks/.*"
     r"|gateway/server\.py"
     r"|(examples|tests|benchmarks)/.*",
     "tokenizers": r"engine_worker/engines/transformers/causal_lm\.py"
     r"|(trainer_adapter|examples|tests|benchmarks)/.*",
     "safetensors": r"engine_worker/(engines|weights)/.*|(trainer_adapter|examples|tests)/.*",
-    "accelerate": r"engine_worker/engines/.*",
+    "accelerate": r"engine_worker/engines/.*|trainer_adapter/frameworks/trl\.py",
     "sglang": r"engine_worker/engines/sglang.*|trainer_adapter/openai/sglang_reader\.py"
     r"|tests/gpu/.*",
     "matplotlib": r"replay/timeline/picture\.py|(examples|benchmarks)/.*",

@@ -1,0 +1,1 @@
+"""Trainer frameworks on the bus: a module per framework, which alone imports it."""
