@@ -13,9 +13,9 @@ from typing import Any, cast
 
 import numpy as np
 
-from rolloutbus.bus.wire.errors import Refused
 from rolloutbus.trainer_adapter.client.core.results import Int32s
 from rolloutbus.trainer_adapter.client.text import Tokenizer
+from rolloutbus.trainer_adapter.openai.after_answers import AfterAnswers, Render
 from rolloutbus.trainer_adapter.openai.bodies import ChatBody, Json, refusal, unsupported
 
 MAX_TOKENS = 32 * 1024 * 1024
@@ -23,10 +23,6 @@ MAX_TOKENS = 32 * 1024 * 1024
 MAX_TOKEN = 2**31 - 1
 OWN_TOKENS = "token_ids"
 """Field of an assistant's message: its tokens, for those who keep them themselves."""
-_MARK = "rolloutbus-7b1d0c5e"
-"""Stands for an answer where a template is tried out."""
-
-Render = Callable[[Sequence[Json]], str]
 Key = bytes
 
 
@@ -103,8 +99,8 @@ class ExactConversation:
         ]
         self._told = [_told_tokens(each, i) for i, each in enumerate(messages)]
         self._tokenizer = tokenizer
-        self._special_ids = frozenset(special_ids)
         self._render = render
+        self._after = AfterAnswers(tokenizer, special_ids, self._ended)
         self._continues_last = body.continue_final_message
         self.keys = _keys(body) if body.session_id is not None else None
         """Of the conversation up to each message, and of the one without any."""
@@ -133,11 +129,8 @@ class ExactConversation:
         for i in reversed(range(n_last)):
             before = self._through(i, transcripts)
             if before is not None:
-                rest = self._rest(i, n, text, render, before.tokens[-1])
-                more = self._tokenizer.encode(rest, add_special_tokens=False)
-                last = before.tokens[-1]
-                if more and more[0] == last and last in self._special_ids:
-                    more = more[1:]  # the model has ended its turn itself
+                messages, last = self._messages[:n], before.tokens[-1]
+                more = self._after.tokens(messages, i, text, render, last)
                 return Continued([*before.tokens, *more], len(before.tokens), before.parent)
         # The template has written the special tokens already.
         return Continued(self._tokenizer.encode(text, add_special_tokens=False))
@@ -152,10 +145,9 @@ class ExactConversation:
             text = self._with_beginning(messages)
             asked = self._prompt(i, i, text, self._with_beginning, transcripts)
             return Continued([*asked.tokens, *told], 0, None)
-        found = transcripts.find(self.keys[i + 1]) if self.keys is not None else None
-        return (
-            None if found is None else Continued(found, 0, self.keys[i + 1] if self.keys else None)
-        )
+        key = self.keys[i + 1] if self.keys is not None else None
+        found = transcripts.find(key) if key is not None else None
+        return Continued(found, 0, key) if found is not None else None
 
     def _with_beginning(self, messages: Sequence[Json]) -> str:
         """With the beginning of an answer."""
@@ -163,41 +155,6 @@ class ExactConversation:
 
     def _ended(self, messages: Sequence[Json]) -> str:
         return self._render(messages, add_generation_prompt=False, continue_final_message=False)
-
-    def _rest(self, i: int, n: int, text: str, render: Render, last: int) -> str:
-        """What the template writes after message `i`, an answer, up to message `n`."""
-        try:
-            before = self._ended(self._messages[: i + 1])
-            closing = self._closing(i, before, last) if text.startswith(before) else None
-        except Refused:  # some templates want a conversation to end otherwise
-            before, closing = "", None
-        if closing is not None:
-            return closing + text[len(before) :]
-        try:
-            marked = [*self._messages[:i], _MARKED, *self._messages[i + 1 : n]]
-            _, mark, rest = render(marked).rpartition(_MARK)
-        except Refused:
-            mark = rest = ""
-        if not mark:
-            message = (
-                "this model's chat template writes earlier turns otherwise when a conversation "
-                "goes on, so sampled tokens cannot be kept; leave session_id out"
-            )
-            raise unsupported("session_id", message)
-        return rest
-
-    def _closing(self, i: int, before: str, last: int) -> str | None:
-        """How the template ends the answer which is the last thing in `before`."""
-        if last in self._special_ids:
-            end = str(self._tokenizer.decode([last], skip_special_tokens=False))
-            _, found, tail = before.rpartition(end)
-            if found and not tail.strip():
-                return end + tail
-        _, mark, tail = self._ended([*self._messages[:i], _MARKED]).rpartition(_MARK)
-        return tail if mark and before.endswith(tail) else None
-
-
-_MARKED: Json = {"role": "assistant", "content": _MARK}
 
 
 def _told_tokens(message: Json, index: int) -> list[int]:

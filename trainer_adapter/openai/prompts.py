@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, cast
 
+from rolloutbus.bus.wire.errors import Refused
 from rolloutbus.bus.wire.messages.generation import Media, MediaKind
 from rolloutbus.trainer_adapter.client.text import Tokenizer
 from rolloutbus.trainer_adapter.openai.bodies import (
@@ -192,7 +193,14 @@ def chat_prompt(
         raise unsupported(f"chat_template_kwargs.{name}", "this is not for a request to say")
 
     def render(messages: Sequence[Json], **flags: bool) -> str:
-        return _rendered(tokenizer, messages, tools=tools or None, **flags, **more)
+        said: Json = {"tools": tools or None, **flags, **more}
+        try:
+            return _rendered(tokenizer, messages, **said)
+        except Refused:
+            if not any(each.get("tool_calls") for each in messages):
+                raise
+        # Most templates take arguments as objects, some as the text that the model wrote.
+        return _rendered(tokenizer, [_with_texts(each) for each in messages], **said)
 
     def render_all(messages: Sequence[Json]) -> str:
         return render(
@@ -251,6 +259,20 @@ def _tools(body: ChatBody) -> list[Json]:
         if not isinstance(named, str):
             raise refusal(f"tools[{index}].function.name", "a tool is a function with a name")
     return [] if body.tool_choice == "none" else tools
+
+
+def _with_texts(message: Json) -> Json:
+    """A message whose calls have their arguments as text."""
+    calls = cast("list[Any]", message.get("tool_calls") or [])
+    if not calls:
+        return message
+    told: list[Json] = []
+    for call in calls:
+        function = dict(call["function"])
+        if not isinstance(function.get("arguments", ""), str):
+            function["arguments"] = json.dumps(function["arguments"], ensure_ascii=False)
+        told.append({**call, "function": function})
+    return {**message, "tool_calls": told}
 
 
 def _rendered(tokenizer: ChatTokenizer, messages: Sequence[Json], **more: Any) -> str:  # noqa: ANN401

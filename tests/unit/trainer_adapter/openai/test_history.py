@@ -36,15 +36,29 @@ GLM = (
     "{{- ('<|assistant|>' if m.role == 'assistant' else '<|user|>') + '\n' + m.content|trim -}}"
     "{%- endfor -%}{%- if add_generation_prompt -%}{{- '<|assistant|>' -}}{%- endif -%}"
 )
-# As of Mistral: it wants a call before a tool's result.
+# As of Mistral and DeepSeek: it wants a call before a tool's result, and arguments as text.
 MISTRAL = (
     "{%- for m in messages -%}"
     "{%- if m.role == 'tool' and not messages[loop.index0 - 1].tool_calls -%}"
     "{{- raise_exception('no call') -}}{%- endif -%}"
-    "{%- if m.role == 'assistant' -%}{%- if m.tool_calls -%}{{- m.tool_calls|tojson -}}{%- else -%}"
+    "{%- if m.role == 'assistant' -%}{%- if m.tool_calls -%}"
+    "{{- m.tool_calls[0].function.name + m.tool_calls[0].function.arguments -}}{%- else -%}"
     "{{- m.content -}}{%- endif -%}{{- '</s>' -}}{%- else -%}"
     "{{- '[INST]' + m.content + '[/INST]' -}}{%- endif -%}{%- endfor -%}"
 )
+# As of Gemma: a tool's result is a part of the turn that called it.
+GEMMA = (
+    "{%- for m in messages -%}{%- if m.role == 'user' -%}{{- '<|user|>' + m.content -}}"
+    "{%- elif m.role == 'assistant' -%}{{- '<|assistant|>' -}}"
+    "{%- set next = messages[loop.index0 + 1] if not loop.last else m -%}"
+    "{%- if IS_LATE -%}{{- m.content -}}{%- endif -%}"
+    "{%- if next.role == 'tool' -%}{{- '[INST]' + next.content + '[/INST]' -}}{%- endif -%}"
+    "{%- if not IS_LATE -%}{{- m.content -}}{%- endif -%}"
+    "{%- if next.role != 'tool' -%}{{- '</s>' -}}{%- endif -%}{%- endif -%}{%- endfor -%}"
+    "{%- if add_generation_prompt and messages[-1].role == 'user' -%}{{- '<|assistant|>' -}}"
+    "{%- endif -%}"
+)
+LATE, EARLY = GEMMA.replace("IS_LATE", "true"), GEMMA.replace("IS_LATE", "false")
 # Numbers its messages from the end, so that every earlier turn changes.
 COUNTING = "{%- for m in messages -%}{{- loop.revindex ~ m.content|length -}}{%- endfor -%}"
 
@@ -89,7 +103,8 @@ def odd_tokens(tokenizer: PreTrainedTokenizerFast, text: str) -> list[int]:
 
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize(
-    ("template", "end"), [(QWEN, "<|im_end|>"), (GLM, "<|user|>"), (MISTRAL, "</s>")]
+    ("template", "end"),
+    [(QWEN, "<|im_end|>"), (GLM, "<|user|>"), (MISTRAL, "</s>"), (LATE, "</s>")],
 )
 def test_each_prompt_begins_with_the_tokens_before_it(template: str, end: str, seed: int) -> None:
     chance = random.Random(seed)
@@ -171,13 +186,18 @@ def test_branch_goes_on_from_its_own_turn() -> None:
         assert asked(tokenizer, kept, on).tokens[len(first.tokens) :][: len(sampled)] == sampled
 
 
-def test_template_that_changes_what_was_said_is_refused() -> None:
-    tokenizer, kept = tokenizer_of(COUNTING, "</s>"), Transcripts()
+@pytest.mark.parametrize(
+    ("template", "role"),
+    [(COUNTING, "user"), (EARLY, "tool")],
+    ids=["nothing is where it was", "a result is where the answer was"],
+)
+def test_template_that_changes_what_was_said_is_refused(template: str, role: str) -> None:
+    tokenizer, kept = tokenizer_of(template, "</s>"), Transcripts()
     hello = [{"role": "user", "content": "banana"}]
     said = {"role": "assistant", "content": "ab"}
     answer(kept, asked(tokenizer, kept, hello), said, odd_tokens(tokenizer, "ab"))
     with pytest.raises(Refused) as caught:
-        asked(tokenizer, kept, [*hello, said, {"role": "user", "content": "aa"}])
+        asked(tokenizer, kept, [*hello, said, {"role": role, "content": "aa"}])
     assert (caught.value.code, caught.value.field) == ("unsupported", "session_id")
 
 
