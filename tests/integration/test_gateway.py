@@ -150,6 +150,23 @@ async def test_call_that_the_engine_cannot_force_is_refused_with_what_can(
     assert answer.choices[0].message.content == LINES["weather"]
 
 
+async def test_no_second_call_comes_where_none_may(
+    user: openai.AsyncOpenAI, reciting: tuple[Path, PreTrainedTokenizerFast]
+) -> None:
+    answer = await user.chat.completions.create(
+        model="tiny",
+        messages=says("weather"),
+        temperature=0,
+        tools=TOOLS,
+        parallel_tool_calls=False,
+        extra_body={"return_token_ids": True},
+    )
+    [choice] = answer.model_dump()["choices"]
+    assert choice["token_ids"][-1:] == ids_of(reciting, "</tool_call>"), "not the end of the turn"
+    assert len(choice["message"]["tool_calls"]) == 1
+    assert choice["finish_reason"] == "tool_calls"
+
+
 async def test_embeddings_are_refused_with_the_engine_that_has_them(
     user: openai.AsyncOpenAI,
 ) -> None:

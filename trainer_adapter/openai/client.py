@@ -230,7 +230,24 @@ class OpenAIClient:
             own["media"] = prompt.media
         answers = ChatAnswers(body, texts, new_reader)
         sampling = sampling_of(body, self._default_max_tokens)
+        if body.parallel_tool_calls is False and form is None and prompt.tools:
+            sampling = self._ended_by_a_call(sampling)
         return _Asked(body, [prompt.tokens], sampling, own, answers, form, prompt)
+
+    def _ended_by_a_call(self, sampling: SamplingParams) -> SamplingParams:
+        """The same, but nothing is sampled after a call."""
+        end = self._format.call_end
+        if not end:
+            message = (
+                "calls of this model's format have no end by which a second one is kept from "
+                "coming; take tool_choice `required` or a function, or leave it out"
+            )
+            raise unsupported("parallel_tool_calls", message)
+        tokens = self._tokenizer.encode(end, add_special_tokens=False)
+        if len(tokens) == 1:  # engines do not see special tokens in texts
+            stop_ids = [*sampling.stop_token_ids, *tokens]
+            return msgspec.structs.replace(sampling, stop_token_ids=stop_ids)
+        return msgspec.structs.replace(sampling, stop=[*sampling.stop, end])
 
     def _completion(self, payload: Payload, options: GenerateOptions) -> _Asked:
         body = body_of(payload, CompletionBody)

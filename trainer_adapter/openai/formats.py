@@ -30,7 +30,25 @@ SGLANG_NAMES: Mapping[str, str] = {
     "qwen3-coder": "qwen3_coder",
 }
 """Our name of a format of tool calls -> SGLang's; others are the same."""
-OUR_NAMES = {theirs: ours for ours, theirs in SGLANG_NAMES.items() if ours != "mistral-args"}
+OUR_NAMES: Mapping[str, str] = {
+    "deepseekv3": "deepseek-v3",
+    "glm": "glm-4.5",
+    "glm45": "glm-4.5",
+    "kimi_k2": "kimi-k2",
+    "qwen25": "qwen",
+    "qwen3_coder": "qwen3-coder",
+}
+"""The other way round, with names that mean the same."""
+
+CALL_ENDS: Mapping[str, str] = {
+    "deepseek-v3": "<\uff5ctool▁call▁end\uff5c>",
+    "glm-4.5": "</tool_call>",
+    "hermes": "</tool_call>",
+    "kimi-k2": "<|tool_call_end|>",
+    "qwen": "</tool_call>",
+    "qwen3-coder": "</tool_call>",
+}
+"""Format of tool calls -> what stands at the end of each call; others have no such text."""
 
 TOOL_MARKS: Sequence[tuple[str, Sequence[str]]] = (
     ("mistral-args", ("[TOOL_CALLS]", "[ARGS]")),
@@ -98,6 +116,14 @@ class AnswerFormat:
             return SglangReader(self.parsers, calls, reasoning, prompt, tools)
         template, before = with_reasoning(TOOL_FORMATS.get(calls), reasoning, prompt)
         return AnswerReader(template, before, tools)
+
+    @property
+    def call_end(self) -> str:
+        """What stands at the end of each call; empty: not known."""
+        if self.template is not None:
+            end: Any = self.template["fields"].get("tool_calls", {}).get("close")
+            return end if isinstance(end, str) else ""
+        return CALL_ENDS.get(OUR_NAMES.get(self.tools, self.tools), "")
 
     @property
     def unrecognised(self) -> str:

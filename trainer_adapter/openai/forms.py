@@ -60,12 +60,6 @@ def _forced_calls(body: ChatBody) -> Json | None:
     """JSON schema of a list of calls; None: a call is not forced."""
     choice = body.tool_choice
     if choice in (None, "auto", "none"):
-        if body.parallel_tool_calls is False and body.tools and choice != "none":
-            raise unsupported(
-                "parallel_tool_calls",
-                "a model that may call tools calls as many as it likes; one call at most needs "
-                "tool_choice `required` or a function, so that a grammar forces it",
-            )
         return None
     tools = body.tools or []
     if not tools:

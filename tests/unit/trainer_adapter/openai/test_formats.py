@@ -11,8 +11,8 @@ from rolloutbus.trainer_adapter.openai.answer_reader import (
     TOOL_FORMATS,
     AnswerPiece,
 )
-from rolloutbus.trainer_adapter.openai.formats import UNREAD, AnswerFormat, answer_format
-from tests.tool_call_samples import ONE, TOOLS
+from rolloutbus.trainer_adapter.openai.formats import CALL_ENDS, UNREAD, AnswerFormat, answer_format
+from tests.tool_call_samples import ONE, TOOLS, TWO
 
 
 @dataclass
@@ -100,6 +100,12 @@ def test_models_own_template_goes_before_what_is_recognised() -> None:
     assert answer_format("llama3", "", WithTemplate(ONE["hermes"], own)).tools == "llama3"
     with pytest.raises(SettingsError, match="reasoning_format"):
         answer_format(own, "qwen3", WithTemplate(None))
+
+
+@pytest.mark.parametrize("name", CALL_ENDS)
+def test_each_call_ends_with_what_is_told_to_be_its_end(name: str) -> None:
+    assert TWO[name].count(answer_format(name, "", WithTemplate(None)).call_end) == 2
+    assert answer_format("llama3", "", WithTemplate(None)).call_end == ""
 
 
 def test_name_that_is_not_known_is_an_error_with_all_names() -> None:

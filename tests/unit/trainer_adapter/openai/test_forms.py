@@ -75,7 +75,6 @@ OTHER_CITY: dict[str, Any] = {"function": {"name": "go", "parameters": {"$defs":
         ),
         ({"tools": TOOLS, "tool_choice": {"type": "function"}}, "tool_choice.function.name"),
         ({"tools": TOOLS, "tool_choice": "required", "regex": "a+"}, "tool_choice"),
-        ({"tools": TOOLS, "parallel_tool_calls": False}, "parallel_tool_calls"),
         (
             {"tools": [*TOOLS, OTHER_CITY], "tool_choice": "required"},
             "tools[2].function.parameters.$defs.City",
