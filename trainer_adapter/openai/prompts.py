@@ -192,8 +192,12 @@ def chat_prompt(
     for name in more.keys() & TEMPLATE_ARGUMENTS:
         raise unsupported(f"chat_template_kwargs.{name}", "this is not for a request to say")
 
+    takes_parts = _takes_parts(tokenizer)
+
     def render(messages: Sequence[Json], **flags: bool) -> str:
         said: Json = {"tools": tools or None, **flags, **more}
+        if takes_parts:
+            messages = [_with_parts(each) for each in messages]
         try:
             return _rendered(tokenizer, messages, **said)
         except Refused:
@@ -259,6 +263,29 @@ def _tools(body: ChatBody) -> list[Json]:
         if not isinstance(named, str):
             raise refusal(f"tools[{index}].function.name", "a tool is a function with a name")
     return [] if body.tool_choice == "none" else tools
+
+
+def _takes_parts(tokenizer: ChatTokenizer) -> bool:
+    """Whether the template loses a content that is a text, and not one that is a list of parts."""
+    hello: Json = {"role": "user", "content": _HELLO}
+    for message, is_part in ((hello, False), (_with_parts(hello), True)):
+        try:
+            told = _rendered(tokenizer, [message], tools=None, add_generation_prompt=False)
+        except Refused:
+            continue
+        if _HELLO in told:
+            return is_part
+    return False
+
+
+_HELLO = "rolloutbus-3c9f41d2"
+
+
+def _with_parts(message: Json) -> Json:
+    content = message.get("content")
+    if not isinstance(content, str):
+        return message
+    return {**message, "content": [{"type": "text", "text": content}]}
 
 
 def _with_texts(message: Json) -> Json:

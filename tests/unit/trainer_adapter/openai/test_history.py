@@ -59,6 +59,13 @@ GEMMA = (
     "{%- endif -%}"
 )
 LATE, EARLY = GEMMA.replace("IS_LATE", "true"), GEMMA.replace("IS_LATE", "false")
+# As of models that see: a content is a list of parts, and a text is read letter by letter.
+SMOL = (
+    "{%- for m in messages -%}{{- '<|user|>' if m.role == 'user' else '<|assistant|>' -}}"
+    "{%- for p in m.content -%}{%- if p.type == 'text' -%}{{- p.text -}}{%- endif -%}{%- endfor -%}"
+    "{{- '</s>' -}}{%- endfor -%}"
+    "{%- if add_generation_prompt -%}{{- '<|assistant|>' -}}{%- endif -%}"
+)
 # Numbers its messages from the end, so that every earlier turn changes.
 COUNTING = "{%- for m in messages -%}{{- loop.revindex ~ m.content|length -}}{%- endfor -%}"
 
@@ -104,7 +111,7 @@ def odd_tokens(tokenizer: PreTrainedTokenizerFast, text: str) -> list[int]:
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize(
     ("template", "end"),
-    [(QWEN, "<|im_end|>"), (GLM, "<|user|>"), (MISTRAL, "</s>"), (LATE, "</s>")],
+    [(QWEN, "<|im_end|>"), (GLM, "<|user|>"), (MISTRAL, "</s>"), (LATE, "</s>"), (SMOL, "</s>")],
 )
 def test_each_prompt_begins_with_the_tokens_before_it(template: str, end: str, seed: int) -> None:
     chance = random.Random(seed)
