@@ -11,6 +11,8 @@ from rolloutbus.trainer_adapter.client.text import Tokenizer
 from rolloutbus.trainer_adapter.openai.bodies import Json, unsupported
 
 Render = Callable[[Sequence[Json]], str]
+N_CLOSING_CHARS = 200
+"""More than any template ends a turn with."""
 _MARK = "rolloutbus-7b1d0c5e"
 """Stands for a text where a template is tried out."""
 _ANSWER = f"{_MARK}-answer"
@@ -69,11 +71,11 @@ class AfterAnswers:
         """Where the text with the answer as its end is the beginning of all, or nearly so."""
         try:
             before = self._ended(messages[: i + 1])
+            if text.startswith(before):
+                closing = self._closing(messages, i, before, last)
+                return self._encoded(closing + text[len(before) :])
         except Refused:  # some templates want a conversation to end otherwise
             return None
-        if text.startswith(before):
-            closing = self._closing(messages, i, before, last)
-            return self._encoded(closing + text[len(before) :])
         ended, going_on = self._encoded(before), self._encoded(text)
         n = 0
         while n < min(len(ended), len(going_on)) and ended[n] == going_on[n]:
@@ -86,7 +88,7 @@ class AfterAnswers:
 
     def _closing(self, messages: Sequence[Json], i: int, before: str, last: int) -> str:
         """How the template ends the answer that is the last thing in `before`."""
-        tokens = self._encoded(before)
+        tokens = self._encoded(before[-N_CLOSING_CHARS:])
         if last in self._special_ids and last in tokens:
             end = self._decoded([last])
             _, found, tail = before.rpartition(end)
@@ -96,9 +98,10 @@ class AfterAnswers:
         if mark and before.endswith(tail):
             return tail
         # Calls may end otherwise than a text does.
-        n = next((n for n, token in enumerate(reversed(tokens)) if token in self._special_ids), -1)
-        tail = self._decoded(tokens[len(tokens) - n - 1 :])
-        return tail if not tail.removeprefix(self._decoded(tokens[-n - 1 :][:1])).strip() else ""
+        special = [n for n, token in enumerate(tokens) if token in self._special_ids]
+        end_tokens = tokens[special[-1] :] if special else []
+        is_end = not self._decoded(end_tokens[1:]).strip()
+        return self._decoded(end_tokens) if is_end else ""
 
     def _after_a_mark(self, messages: Sequence[Json], i: int, render: Render) -> str | None:
         """What follows a text that stands for the answer, if no message is lost by that."""
