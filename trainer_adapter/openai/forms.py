@@ -104,7 +104,10 @@ def _call_schema(tool: Json, index: int, definitions: Json) -> Json:
     if not isinstance(parameters, dict):
         raise refusal(path, "parameters are a JSON schema, an object")
     own = {**cast("Json", parameters)}
-    for name, schema in cast("Json", own.pop("$defs", None) or {}).items():
+    defined: Any = own.pop("$defs", None) or {}
+    if not isinstance(defined, dict):
+        raise refusal(f"{path}.$defs", "definitions are an object, a schema by each name")
+    for name, schema in cast("Json", defined).items():
         if definitions.setdefault(name, schema) != schema:
             raise refusal(f"{path}.$defs.{name}", "another tool defines it otherwise; rename it")
     properties: Json = {"name": {"const": function["name"]}, "arguments": own}

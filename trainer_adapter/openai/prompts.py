@@ -48,7 +48,8 @@ def conversation_of(messages: Sequence[Json]) -> Conversation:
     found = Conversation()
     for index, message in enumerate(messages):
         path = f"messages[{index}]"
-        if message.get("role") not in ROLES:
+        role = message.get("role")
+        if not isinstance(role, str) or role not in ROLES:
             raise refusal(f"{path}.role", f"a role is one of {', '.join(sorted(ROLES))}")
         told = dict(message)
         content = message.get("content")

@@ -183,6 +183,7 @@ def image(url: object) -> dict[str, Any]:
         ({"role": "user", "content": ["hi"]}, "messages[0].content[0]"),
         ({"role": "user", "content": 7}, "messages[0].content"),
         ({"role": "robot", "content": "hi"}, "messages[0].role"),
+        ({"role": ["user"], "content": "hi"}, "messages[0].role"),
         (
             {"role": "assistant", "tool_calls": [{"function": {"arguments": "{"}}]},
             "messages[0].tool_calls[0].function.arguments",

@@ -79,6 +79,11 @@ OTHER_CITY: dict[str, Any] = {"function": {"name": "go", "parameters": {"$defs":
             {"tools": [*TOOLS, OTHER_CITY], "tool_choice": "required"},
             "tools[2].function.parameters.$defs.City",
         ),
+        (
+            {"tools": [{"function": {"name": "go", "parameters": {"$defs": 5}}}]}
+            | {"tool_choice": "required"},
+            "tools[0].function.parameters.$defs",
+        ),
         ({"response_format": {"type": "json_object"}, "regex": "a+"}, "regex"),
         ({"response_format": {"type": "json_schema"}}, "response_format.json_schema"),
     ],
