@@ -152,8 +152,9 @@ docs: $(STAMP) ## Draw the life cycle tables and list limits and metrics into do
 	$(BIN)/python docs/list_limits.py
 	$(BIN)/python docs/list_metrics.py
 
-pictures: $(STAMP) ## Record a small run and draw the pictures of docs/watching.md; look at them
+pictures: $(STAMP) ## Record small runs and draw the pictures of docs/; needs chromium; look at them
 	$(BIN)/python docs/draw_pictures.py
+	$(BIN)/python docs/draw_page.py
 
 vectors: $(STAMP) ## Write the protocol's hex vectors again; read the diff before committing it
 	$(BIN)/python -m tests.conformance.make_vectors

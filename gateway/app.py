@@ -9,6 +9,8 @@ from starlette.requests import ClientDisconnect
 from rolloutbus.bus.wire.errors import BusError
 from rolloutbus.gateway.exchange import BodyTooLarge, ClientLeft, as_json
 from rolloutbus.gateway.fleet_api import FleetApi
+from rolloutbus.gateway.live.api import LiveApi
+from rolloutbus.gateway.live.open_page import OpenPages
 from rolloutbus.gateway.metrics_api import MetricsApi
 from rolloutbus.gateway.openai_api import OpenAIApi
 from rolloutbus.gateway.problems import error_body, headers_of, openai_error, status_of
@@ -35,6 +37,7 @@ def gateway_app(
     tokenizer: ChatTokenizer | None = None,
     traffic: Traffic | None = None,
     parsers: SglangParsers | None = None,
+    pages: OpenPages | None = None,
 ) -> FastAPI:
     """An ASGI application that answers through `client`.
 
@@ -45,6 +48,7 @@ def gateway_app(
         tokenizer: of transformers; None: token ids only.
         traffic: what `/metrics` tells of HTTP; None: nothing. Whoever serves counts it.
         parsers: SGLang's, which read answers; None: transformers reads them.
+        pages: that are open at this gateway; None: at this application only.
     """
     app = FastAPI(title="rolloutbus", docs_url=None, redoc_url=None, openapi_url=None)
     app.include_router(MetricsApi(client, traffic or Traffic()).router)
@@ -57,6 +61,7 @@ def gateway_app(
         app.include_router(AdaptersApi(client, settings).router)
         app.include_router(SkyRLApi(client, settings, tokenizer).router)
         app.include_router(FleetApi(client, settings).router)
+        app.include_router(LiveApi(client, tokenizer, pages or OpenPages()).router)
     app.add_middleware(OncePerRequestId, max_body_bytes=settings.max_body_bytes)
     app.add_exception_handler(BusError, _on_bus_error)
     app.add_exception_handler(BodyTooLarge, _on_too_large)

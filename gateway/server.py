@@ -19,6 +19,7 @@ from rolloutbus.bus.wire.errors import SettingsError
 from rolloutbus.gateway.app import gateway_app
 from rolloutbus.gateway.keys.http_keys import read_http_keys
 from rolloutbus.gateway.keys.keyed_app import KeyedApp
+from rolloutbus.gateway.live.open_page import OpenPages
 from rolloutbus.gateway.settings import GatewaySettings
 from rolloutbus.gateway.traffic import CountTraffic, Traffic
 from rolloutbus.trainer_adapter.client.client import RolloutClient, settings_for
@@ -141,13 +142,14 @@ async def run_gateway(settings: GatewaySettings, on_ready: Callable[[str], None]
         settings.host, settings.port, asks_for_keys=bool(keys), stall_s=settings.stall_s
     )
     traffic = Traffic()
+    pages = OpenPages()
     clients: list[RolloutClient] = []
 
     async def connected(name: str, key_file: str, stack: AsyncExitStack) -> FastAPI:
         unique = "" if key_file else f"{name}-{os.getpid()}"
         client = RolloutClient(settings_for(settings.router, unique, key_file))
         clients.append(await stack.enter_async_context(client))
-        return gateway_app(client, settings, tokenizer, traffic, parsers)
+        return gateway_app(client, settings, tokenizer, traffic, parsers, pages)
 
     async def abort_all() -> None:
         for client in clients:
@@ -164,13 +166,14 @@ async def run_gateway(settings: GatewaySettings, on_ready: Callable[[str], None]
         else:
             app = await connected("gateway", settings.key_file, stack)
         app = CountTraffic(app, traffic)
-        await serve(app, bound, lambda: on_ready(address_of(bound)), abort_all)
+        await serve(app, bound, lambda: on_ready(address_of(bound)), pages.ending.set, abort_all)
 
 
 async def serve(
     app: ASGIApp,
     bound: socket.socket,
     on_ready: Callable[[], None],
+    on_end: Callable[[], None],
     abort: Callable[[], Awaitable[object]],
 ) -> None:
     """Serve until cancelled; then requests under way get a few seconds.
@@ -179,6 +182,7 @@ async def serve(
         app: what answers.
         bound: from `listening_socket`.
         on_ready: called once requests are answered.
+        on_end: called when no more are taken: what would go on for ever is to end.
         abort: called when requests under way had their time; has them answer what they have.
     """
     config = uvicorn.Config(
@@ -194,6 +198,7 @@ async def serve(
         await asyncio.shield(serving)
     finally:
         server.should_exit = True
+        on_end()
         await asyncio.wait({serving}, timeout=END_S)
         if not serving.done():
             await abort()

@@ -16,6 +16,7 @@ from rolloutbus.bus.security.zmq_curve import dialer_of
 from rolloutbus.bus.strict_calls import strict
 from rolloutbus.bus.transport.endpoints import require_reachable
 from rolloutbus.bus.transport.ports import (
+    EVERYBODY,
     PortCounters,
     SubscriptionPort,
     TopicBatchHandler,
@@ -69,6 +70,7 @@ class Subscriber:
         wanted: Filter | None = None,
         *,
         rids: Iterable[str] = (),
+        also: Iterable[str] = (),
         via: str = "",
         settings: SubscriberSettings | None = None,
         ports: Ports | None = None,
@@ -80,6 +82,8 @@ class Subscriber:
             wanted: clients, sessions and policies to follow; None: all. With a key of role `client`
                 or `trainer` clients must be named, its own, or nothing comes.
             rids: requests to follow; empty: all.
+            also: clients that are named although all are wanted: with a key that may not watch all,
+                their streams come, as far as they are its own, and no others.
             via: endpoint of a forwarder; empty: workers are listened to directly.
             settings: when it counts as slow.
             ports: how to connect; None: by real sockets.
@@ -89,6 +93,7 @@ class Subscriber:
         """
         self._wanted = wanted or Filter()
         self._rids = frozenset(rids)
+        self._also = list(also)
         self._via = require_reachable(via, client.security) if via else ""
         self._ports = ports or ports_of(dialer_of(client.security))
         self._core = SubscriberCore(
@@ -203,6 +208,8 @@ class Subscriber:
         """What the client follows members with: their rows come here instead."""
         of_rids = {rid.rpartition("/")[0] for rid in self._rids}
         clients = self._wanted.client or sorted(of_rids)
+        if not clients and self._also:
+            clients = [EVERYBODY, *self._also]
         self._streams = self._ports.subscription(self._on_stream, clients)
         if not self._via:
             return self._streams

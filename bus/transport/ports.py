@@ -15,6 +15,8 @@ LinkFailure = Literal["no-answer", "other-key", "unknown-key", "wrong-role"]
 the key that is expected; ours is in no allow-list; it is, but its role has no place there."""
 
 ANNOUNCE_AGAIN_S = 10.0
+EVERYBODY = ""
+"""Among the clients of a subscription: the rows of all. No client has this name."""
 
 
 class Patience:

@@ -15,7 +15,7 @@ import zmq
 from rolloutbus.bus.security.principals import claim_of, is_claim
 from rolloutbus.bus.security.zmq_curve import Dialer
 from rolloutbus.bus.security.zmq_guard import Doorway, SubscriptionGate
-from rolloutbus.bus.transport.ports import PortCounters, TopicBatchHandler
+from rolloutbus.bus.transport.ports import EVERYBODY, PortCounters, TopicBatchHandler
 from rolloutbus.bus.transport.zmq_batches import (
     Drain,
     Reader,
@@ -131,7 +131,7 @@ class Subscription:
 
         Args:
             reading: how messages are read from the socket.
-            clients: whose rows; empty: everybody's.
+            clients: whose rows; empty: everybody's, as with `EVERYBODY` among them.
             dialer: the keys to connect with.
         """
         self.counters = PortCounters()
@@ -140,12 +140,13 @@ class Subscription:
         socket.setsockopt(zmq.RCVHWM, MAX_UNREAD)
         socket.setsockopt(zmq.RECONNECT_IVL, 100)
         socket.setsockopt(zmq.RECONNECT_IVL_MAX, 5_000)
-        for client in clients:
+        for client in clients or [EVERYBODY]:
+            if client == EVERYBODY:
+                socket.setsockopt(zmq.SUBSCRIBE, b"")
+                continue
             socket.setsockopt(zmq.SUBSCRIBE, topic_of(client))
             if dialer is not None:
                 socket.setsockopt(zmq.SUBSCRIBE, claim_of(client))
-        if not clients:
-            socket.setsockopt(zmq.SUBSCRIBE, b"")
         self._socket = socket
         self._read = reading(socket, self.counters)
         self._reader = Reader(socket, self._read_some)

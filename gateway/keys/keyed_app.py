@@ -9,8 +9,10 @@ from rolloutbus.gateway.exchange import as_json
 from rolloutbus.gateway.keys.http_keys import bearer_of, holder_of
 from rolloutbus.gateway.problems import error_body
 
-OPEN = frozenset({"/health"})
-"""Paths that need no key: load balancers ask them."""
+OPEN = frozenset({"/health", "/"})
+"""Paths that need no key: load balancers ask for health, and browsers for the page."""
+OPEN_BELOW = "/page/"
+"""The files of the page, which are the same for everybody: it asks for a key itself."""
 
 
 class KeyedApp:
@@ -26,7 +28,7 @@ class KeyedApp:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request; 401 without a known key."""
-        if scope["path"] in OPEN:
+        if scope["path"] in OPEN or scope["path"].startswith(OPEN_BELOW):
             app = next(iter(self._apps.values()))
         else:
             secret = bearer_of(scope["headers"])

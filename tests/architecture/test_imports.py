@@ -28,8 +28,8 @@ LAW: dict[str, set[str]] = {
     "trainer_adapter": {"bus"},
     # A recorder is a client of the bus: see CLIENT_SIDE.
     "replay": {"bus", "trainer_adapter"},
-    # A gateway decides nothing that another client could not.
-    "gateway": {"bus", "trainer_adapter"},
+    # A gateway decides nothing that another client could not; of replay see SUBSCRIBING.
+    "gateway": {"bus", "replay", "trainer_adapter"},
     "launcher": {"bus", "gateway", "replay"} | MIDDLE,
     "cli": {"bus", "gateway", "launcher", "replay"} | MIDDLE,
     "rolloutbus": {"bus", "cli", "launcher", "replay"} | MIDDLE,
@@ -49,6 +49,9 @@ CLIENT_SIDE = (
 )
 CLIENTS = {"replay"}
 
+# What the page of a gateway uses of replay: what `rolloutbus.subscribe` gives everybody.
+SUBSCRIBING = r"rolloutbus\.replay\.(subscriber|stream\.events)\..*"
+
 # Imported package -> the files that may import it.
 CORNERS = {
     "pyarrow": r"replay/trajectory_files\.py|tests/.*",
@@ -65,6 +68,7 @@ CORNERS = {
     "trl": r"trainer_adapter/frameworks/trl\.py|tests/adapters/.*",
     "peft": r"tests/.*",
     "datasets": r"tests/adapters/.*",
+    "playwright": r"tests/.*",
     "opentelemetry": r"bus/actor/otlp\.py|tests/.*",
     "transformers": r"engine_worker/engines/.*|trainer_adapter/openai/answer_reader\.py"
     r"|trainer_adapter/frameworks/.*"
@@ -155,6 +159,17 @@ def test_clients_of_the_bus_use_the_client_and_nothing_else_of_its_package() -> 
         for imported in imports_of(module)
         if folder_of(imported.name) == "trainer_adapter"
         and not re.fullmatch(CLIENT_SIDE, imported.name)
+    ]
+    assert strays == []
+
+
+def test_a_gateway_subscribes_and_uses_nothing_else_of_replay() -> None:
+    strays = [
+        f"{module}:{imported.line} imports {imported.name}"
+        for module in source_modules()
+        if module.package == "gateway"
+        for imported in imports_of(module)
+        if folder_of(imported.name) == "replay" and not re.fullmatch(SUBSCRIBING, imported.name)
     ]
     assert strays == []
 

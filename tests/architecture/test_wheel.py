@@ -15,7 +15,7 @@ from tests.architecture.source_tree import LINKED, PUBLIC, ROOT
 from tests.architecture.test_no_unsafe_code import UNSAFE_SNIPPETS, unsafe_uses
 
 BYPRODUCTS = shutil.ignore_patterns("__pycache__", "*.egg-info")
-TEXT = {".py", ".typed", ".html", ".js"}
+TEXT = {".py", ".typed", ".html", ".js", ".css"}
 PICKLES_ON_PURPOSE: frozenset[str] = frozenset()
 """Modules that make pickles of checked values for an engine that takes nothing else; none reads."""
 COMMAND_S = 120

@@ -15,6 +15,7 @@ import rolloutbus
 from rolloutbus import Fleet
 from rolloutbus.errors import SettingsError
 from rolloutbus.gateway.keys.http_keys import add_http_key, read_http_keys
+from tests.integration.browser import WatchedPage, chromium
 from tests.integration.gateway_process import Gateway, Json, gateway
 from tests.integration.key_directory import KeyDirectory
 from tests.integration.live_fleet import DEADLINE_S
@@ -26,6 +27,9 @@ pytestmark = [
 ]
 
 GENERATE: Json = {"input_ids": [1, 2, 3], "sampling_params": {"max_new_tokens": 4}}
+STREAMED = GENERATE | {"stream": True}
+N_FRAMES = 4
+"""Told by a page while streams are sampled that it may not show."""
 
 UPDATE: Json = {
     "safetensors": base64.b64encode(safetensors.torch.save({"a": torch.ones(1)})).decode(),
@@ -111,6 +115,60 @@ async def test_a_key_may_do_what_its_principal_may(
     guarded: Guarded, name: str, path: str, body: Json | None, status: int
 ) -> None:
     assert await guarded.status(path, name, body) == status
+
+
+async def test_the_page_is_open_to_all_and_what_it_shows_is_not(guarded: Guarded) -> None:
+    for path in ("/", "/page/main.js", "/page/page.css"):
+        reply = await guarded.gateway.ask("GET", path)
+        assert (reply.status, b"w0" in reply.body) == (200, False), path
+    for path in ("/live", "/page", "/page/../live", "//", "/live/"):
+        assert (await guarded.gateway.ask("GET", path)).status in {401, 404}, path
+
+
+async def streams_on_page(guarded: Guarded, page: str, sampler: str) -> str:
+    """What the page of one principal is told until a stream that another one asks for has come
+    or, if it never comes, until what happened after it has."""
+    headers = {"Authorization": f"Bearer {guarded.secrets[page]}"}
+    reader, writer = await guarded.gateway.open("GET", "/live", b"", headers=headers)
+    said = b""
+    async with asyncio.timeout(DEADLINE_S):
+        while b'"kind":"tokens"' not in said and said.count(b'"kind":"frame"') < N_FRAMES:
+            assert await guarded.status("/generate", sampler, STREAMED) == 200
+            said += await reader.read(1 << 16)
+    writer.close()
+    return said.decode()
+
+
+@pytest.mark.parametrize(
+    ("page", "sampler", "is_shown"),
+    [("user", "user", True), ("watcher", "user", True), ("user", "coach", False)],
+)
+async def test_a_page_shows_the_streams_that_its_principal_may_see(
+    guarded: Guarded, page: str, sampler: str, is_shown: bool
+) -> None:
+    said = await streams_on_page(guarded, page, sampler)
+    assert ('"kind":"tokens"' in said) == is_shown
+    assert '"name":"w0"' in said
+
+
+async def test_a_page_asks_for_a_key_and_keeps_it_in_its_tab(guarded: Guarded) -> None:
+    async with chromium() as browser:
+        watched = await WatchedPage.opened(browser, guarded.gateway.url)
+        for key, told in (("rb-wrong", "not known"), (guarded.secrets["user"], "")):
+            await watched.becomes("document.querySelector('#ask').open")
+            await watched.page.fill("#key", key)
+            await watched.page.press("#key", "Enter")
+            if told:
+                await watched.has("#why", told)
+        await watched.has("#link", "live")
+        await watched.has("#workers td", "w0")
+        await watched.page.reload()
+        await watched.has("#link", "live")
+        assert await watched.evaluate("document.cookie + JSON.stringify(localStorage)") == (
+            '{"theme":"auto"}'
+        )
+        assert guarded.secrets["user"] not in "".join(watched.asked), "keys are in no address"
+        assert watched.faults == []
 
 
 async def test_a_principal_that_is_revoked_is_shut_out_and_others_are_not(

@@ -1,5 +1,6 @@
 """Each curl line of docs/gateway.md does what it says."""
 
+import asyncio
 import json
 import re
 import shlex
@@ -13,6 +14,7 @@ import pytest_asyncio
 from rolloutbus import Fleet
 from rolloutbus.launcher.settings import UpOptions
 from tests.integration.gateway_process import Gateway, gateway
+from tests.integration.live_fleet import DEADLINE_S
 from tests.integration.reciting_model import LINES, save_reciting_model
 
 pytestmark = [
@@ -55,7 +57,7 @@ async def served(fleet: Fleet, tiny_model: Path) -> AsyncIterator[Gateway]:
 
 def asked_by(curl: str, directory: Path) -> tuple[str, str, bytes, dict[str, str]]:
     """Method, path, body and headers of a line that is typed in this directory."""
-    words = shlex.split(curl)
+    words = shlex.split(curl, comments=True)
     body = words[words.index("-d") + 1].encode() if "-d" in words else b""
     if "--data-binary" in words:
         body = (directory / words[words.index("--data-binary") + 1].lstrip("@")).read_bytes()
@@ -65,10 +67,22 @@ def asked_by(curl: str, directory: Path) -> tuple[str, str, bytes, dict[str, str
     return method, url.removeprefix("http://127.0.0.1:8000"), body, dict(said)
 
 
+async def begins_and_goes_on(served: Gateway, path: str) -> None:
+    """Events without end: the first two come."""
+    async with asyncio.timeout(DEADLINE_S):
+        reader, writer = await served.open("GET", path, b"")
+        for kind in (b"hello", b"frame"):
+            await reader.readuntil(b'"kind":"%b"' % kind)
+        writer.close()
+
+
 async def test_every_line_is_answered(served: Gateway, tiny_model: Path) -> None:
     assert CURLS, "the page has none"
     for curl in CURLS:
         method, path, body, headers = asked_by(curl, tiny_model.parent)
+        if "-N" in curl:
+            await begins_and_goes_on(served, path)
+            continue
         reply = await served.ask(method, path, body, headers)
         reason = REFUSED.get(path.partition("?")[0])
         if reason is not None:

@@ -1,0 +1,1 @@
+"""The live page of a gateway: its files, and the events that it draws."""
