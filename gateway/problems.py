@@ -4,11 +4,15 @@ from collections.abc import Mapping
 from http import HTTPStatus
 from typing import Any
 
+import msgspec
+
 from rolloutbus.bus.wire.errors import (
     BusError,
     DeadlineExceeded,
     DeliveryError,
+    EngineFailed,
     MailboxFull,
+    Refused,
     RequestError,
     RequestExpired,
 )
@@ -78,6 +82,22 @@ def headers_of(error: BusError) -> dict[str, str]:
         return {}
     wait_ms = error.retry_after_ms if isinstance(error, RequestError) else 0
     return {"Retry-After": str(-(-wait_ms // 1000) or AGAIN_S)}
+
+
+def with_field_of(names: Mapping[str, str], error: BusError) -> BusError:
+    """The same error; a wrong field has its name in the body, where `sampling_params` has sampling.
+
+    Args:
+        names: name of a field on the bus -> in the body, where they differ by more.
+        error: of the bus.
+    """
+    if not isinstance(error, Refused | EngineFailed):
+        return error
+    field = error.field.removeprefix("place.")
+    part, dot, rest = field.partition(".")
+    usual = f"sampling_params{dot}{rest}" if part == "sampling" else field
+    problem = msgspec.structs.replace(error.problem, field=names.get(field, usual))
+    return type(error)(problem, rid=error.rid)
 
 
 def openai_error(error: BusError) -> dict[str, Any]:

@@ -1,8 +1,8 @@
 """Samples of several prompts at once, where an aborted one answers what it has."""
 
 import asyncio
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, cast
 
 import msgspec
 
@@ -10,6 +10,24 @@ from rolloutbus.bus.wire.messages.generation import SamplingParams
 from rolloutbus.trainer_adapter.client.asks import GenerateOptions, ask_of, deadline_of, row_seed
 from rolloutbus.trainer_adapter.client.client import RolloutClient
 from rolloutbus.trainer_adapter.client.core.results import Rollout, RolloutCancelled, rollout_in
+
+OPTIONS: Mapping[str, str] = {
+    "session_id": "session",
+    "policy": "policy",
+    "versions": "versions",
+    "lora_path": "lora",
+    "priority": "priority",
+    "timeout": "deadline_s",
+}
+"""Field of a body -> option of `RolloutClient.generate`."""
+
+
+def options_in(body: msgspec.Struct) -> GenerateOptions:
+    """The options that stand in a body; None is as if it were absent."""
+    fields = [name for name in body.__struct_fields__ if name in OPTIONS]
+    said = {OPTIONS[name]: getattr(body, name) for name in fields}
+    present = {name: value for name, value in said.items() if value is not None}
+    return cast("GenerateOptions", present)
 
 
 async def sampled(

@@ -1,42 +1,21 @@
 """SGLang's `/load_lora_adapter` and `/unload_lora_adapter`, for all workers or for none."""
 
-import asyncio
-from collections.abc import Iterable
-from typing import Annotated
-
-import msgspec
 from fastapi import APIRouter, Request, Response
 
-from rolloutbus.bus.wire.errors import BusError, Refused
-from rolloutbus.bus.wire.messages.control import Adapters, ServerFacts
-from rolloutbus.bus.wire.messages.endings import bad_request
+from rolloutbus.bus.wire.messages.control import Adapters
+from rolloutbus.gateway.adapters import LoadBody, UnloadBody, load_on_all
 from rolloutbus.gateway.engine_routes import SLOW_S
 from rolloutbus.gateway.exchange import Json, as_json, body_of, converted, while_connected
 from rolloutbus.gateway.settings import GatewaySettings
 from rolloutbus.gateway.sglang.replies import refuse_unserved, telling_success
 from rolloutbus.trainer_adapter.client.client import RolloutClient
-from rolloutbus.trainer_adapter.client.core.results import FleetCommandFailed, FleetResult
+from rolloutbus.trainer_adapter.client.core.results import FleetResult
 
-Name = Annotated[str, msgspec.Meta(min_length=1)]
 UNSERVED = {
     "pinned": "workers keep every adapter that is loaded; leave it out",
     "lora_id": "adapters are known by their names; leave it out",
     "rid": "it names no request; leave it out",
 }
-
-
-class LoadBody(msgspec.Struct, frozen=True, kw_only=True):
-    """Body of `/load_lora_adapter`."""
-
-    lora_name: Name
-    lora_path: Name
-    """Directory of a PEFT adapter, relative to the workers' `weights_root`."""
-
-
-class UnloadBody(msgspec.Struct, frozen=True, kw_only=True):
-    """Body of `/unload_lora_adapter`."""
-
-    lora_name: Name
 
 
 class AdaptersApi:
@@ -57,43 +36,14 @@ class AdaptersApi:
         """`POST /load_lora_adapter`: loads it on all workers; where one cannot, on none."""
         fields = await body_of(request, self._settings.max_body_bytes)
         body = converted(refuse_unserved(fields, UNSERVED), LoadBody)
-        return as_json(await while_connected(request, self._loaded(body)))
-
-    async def _loaded(self, body: LoadBody) -> Json:
-        await self._require_new(body.lora_name)
-        try:
-            result = await self._client.load_lora(body.lora_name, path=body.lora_path)
-        except FleetCommandFailed as error:
-            did = [name for name, each in error.result.by_worker.items() if _is_done(each)]
-            await self._undo(body.lora_name, did)
-            raise
-        return _reply(result)
-
-    async def _require_new(self, name: str) -> None:
-        """Raises Refused: some worker has an adapter of this name."""
-        facts = await self._client.server_info()
-        for worker, each in facts.by_worker.items():
-            if isinstance(each, ServerFacts) and name in each.adapters:
-                message = f"worker {worker} has an adapter {name[:64]!r}; unload that first"
-                raise Refused(bad_request("lora_name", message))
-
-    async def _undo(self, name: str, workers: Iterable[str]) -> None:
-        await asyncio.gather(
-            *(
-                self._client.unload_lora(name, target=worker, deadline_s=SLOW_S, check=False)
-                for worker in workers
-            )
-        )
+        work = load_on_all(self._client, body, replaces=False)
+        return as_json(_reply(await while_connected(request, work)))
 
     async def unload(self, request: Request) -> Response:
         """`POST /unload_lora_adapter`: all workers forget it."""
         fields = await body_of(request, self._settings.max_body_bytes)
         body = converted(refuse_unserved(fields, UNSERVED), UnloadBody)
         return as_json(_reply(await self._client.unload_lora(body.lora_name, deadline_s=SLOW_S)))
-
-
-def _is_done(ended: msgspec.Struct | BusError) -> bool:
-    return not isinstance(ended, BusError)
 
 
 def _reply(result: FleetResult) -> Json:

@@ -1,14 +1,13 @@
 """SGLang's control of an engine, for the fleet as if it were one: pauses, memory, health, load."""
 
-from typing import Any, cast
-
 import msgspec
 from fastapi import APIRouter, Request, Response
 
+from rolloutbus.bus.actor.ref import FLEET
 from rolloutbus.bus.wire.errors import Refused
-from rolloutbus.bus.wire.messages.endings import Problem, bad_request
+from rolloutbus.bus.wire.messages.endings import Problem
 from rolloutbus.bus.wire.messages.generation import SamplingParams
-from rolloutbus.gateway.engine_routes import MEMORY_TAGS, PAUSE_MODES, SLOW_S, check_fields
+from rolloutbus.gateway.engine_routes import ENGINE_ROUTES
 from rolloutbus.gateway.exchange import Json, as_json, body_of, while_connected
 from rolloutbus.gateway.settings import GatewaySettings
 from rolloutbus.trainer_adapter.client.client import RolloutClient
@@ -19,6 +18,13 @@ HEALTH_DEADLINE_S = 20.0
 STATUS_DEADLINE_S = 3.0
 """Of a look at the fleet's health: a router that does not answer is none."""
 LOADS_DEADLINE_S = 3.0
+SENTENCES = {
+    "pause_generation": "Generation paused successfully.",
+    "continue_generation": "Generation continued successfully.",
+    "release_memory_occupation": "Memory released.",
+    "resume_memory_occupation": "Memory taken back.",
+}
+"""Engine route -> what its answer says."""
 HOW_WORKERS_JOIN = (
     "nobody adds a worker of the bus by URL, it joins by itself: start it with the router's "
     "address (rolloutbus worker), or bring up more of them (rolloutbus up -n N)"
@@ -33,11 +39,8 @@ class ControlApi:
         self._settings = settings
         self.router = APIRouter()
         for path, answer, methods in (
-            ("/pause_generation", self.pause_generation, ["POST"]),
-            ("/continue_generation", self.continue_generation, ["POST"]),
+            *((f"/{name}", self.command, ["POST"]) for name in SENTENCES),
             ("/flush_cache", self.flush_cache, ["GET", "POST"]),
-            ("/release_memory_occupation", self.release_memory, ["POST"]),
-            ("/resume_memory_occupation", self.resume_memory, ["POST"]),
             ("/health", self.health, ["GET"]),
             ("/health_generate", self.health_generate, ["GET"]),
             ("/server_info", self.server_info, ["GET"]),
@@ -51,39 +54,25 @@ class ControlApi:
         ):
             self.router.add_api_route(path, answer, methods=methods)
 
-    async def pause_generation(self, request: Request) -> Response:
-        """`POST /pause_generation`: the fleet samples nothing until `/continue_generation`."""
-        body = await body_of(request, self._settings.max_body_bytes)
-        check_fields(body, ("mode",))
-        mode = body.get("mode", "abort")
-        if mode not in PAUSE_MODES:
-            raise Refused(bad_request("mode", f"a mode is one of {', '.join(PAUSE_MODES)}"))
-        result = await self._client.pause(mode, deadline_s=SLOW_S)
-        if mode == "abort":  # others' requests wait; here their callers want what there is
-            await self._client.abort()
-        return as_json(_done("Generation paused successfully.", result))
+    async def command(self, request: Request) -> Response:
+        """`POST /pause_generation` and others: a command to the whole fleet; all must do it."""
+        name = request.url.path.strip("/")
+        body, result = await self._sent(name, request)
+        if name == "pause_generation" and body.get("mode", "abort") == "abort":
+            await self._client.abort()  # others' requests wait; here callers want what there is
+        told = {"message": SENTENCES[name], "status": "ok", "success": True}
+        return as_json({**told, "workers": list(result.by_worker)})
 
-    async def continue_generation(self, request: Request) -> Response:
-        """`POST /continue_generation`: ends the pause."""
-        body = await body_of(request, self._settings.max_body_bytes)
-        check_fields(body, ("torch_empty_cache",))
-        result = await self._client.resume(deadline_s=SLOW_S)
-        return as_json(_done("Generation continued successfully.", result))
-
-    async def flush_cache(self) -> Response:
+    async def flush_cache(self, request: Request) -> Response:
         """`POST /flush_cache`: forgets cached prefixes that no request uses."""
-        await self._client.flush_cache(deadline_s=SLOW_S)
+        await self._sent("flush_cache", request)
         return Response("Cache flushed.\n", media_type="text/plain")
 
-    async def release_memory(self, request: Request) -> Response:
-        """`POST /release_memory_occupation`: releases engine memory; the fleet must be idle."""
-        result = await self._client.sleep(await self._tags(request), deadline_s=SLOW_S)
-        return as_json(_done("Memory released.", result))
-
-    async def resume_memory(self, request: Request) -> Response:
-        """`POST /resume_memory_occupation`: takes released memory back."""
-        result = await self._client.wake_up(await self._tags(request), deadline_s=SLOW_S)
-        return as_json(_done("Memory taken back.", result))
+    async def _sent(self, name: str, request: Request) -> tuple[Json, FleetResult]:
+        body = await body_of(request, self._settings.max_body_bytes)
+        result = await ENGINE_ROUTES[name](self._client, body, FLEET)
+        result.check()
+        return body, result
 
     async def health(self) -> Response:
         """`GET /health`: 200 if the router answers and some worker takes requests; else 503."""
@@ -121,16 +110,6 @@ class ControlApi:
         """`GET /list_workers`: the router's table."""
         status = await self._client.status()
         return as_json({"workers": msgspec.to_builtins(status.workers)})
-
-    async def _tags(self, request: Request) -> list[Any]:
-        body = await body_of(request, self._settings.max_body_bytes)
-        check_fields(body, ("tags",))
-        tags = body.get("tags")
-        if tags is None:
-            return ["weights", "kv_cache"]
-        if not isinstance(tags, list) or not set(cast("list[Any]", tags)) <= set(MEMORY_TAGS):
-            raise Refused(bad_request("tags", f"tags are a list of {', '.join(MEMORY_TAGS)}"))
-        return cast("list[Any]", tags)
 
     async def add_worker(self) -> Response:
         """`POST /add_worker`: refused, since workers join by themselves."""
@@ -177,10 +156,6 @@ class ControlApi:
             }
             rows.append(row)
         return rows, status.n_queued
-
-
-def _done(message: str, result: FleetResult) -> Json:
-    return {"message": message, "status": "ok", "success": True, "workers": list(result.by_worker)}
 
 
 def _by_worker(result: FleetResult) -> Json:

@@ -6,11 +6,12 @@ from typing import Annotated, Any, Literal, cast
 import msgspec
 import numpy as np
 
-from rolloutbus.bus.wire.errors import BusError, EngineFailed, Refused
+from rolloutbus.bus.wire.errors import BusError, Refused
 from rolloutbus.bus.wire.messages.endings import Problem, bad_request
 from rolloutbus.bus.wire.messages.generation import Grammar, SamplingParams, Want
-from rolloutbus.bus.wire.near_names import nearest
-from rolloutbus.gateway.exchange import Json
+from rolloutbus.gateway.exchange import Json, converted
+from rolloutbus.gateway.problems import with_field_of
+from rolloutbus.gateway.samples import options_in
 from rolloutbus.trainer_adapter.client.asks import GenerateOptions
 from rolloutbus.trainer_adapter.client.core.results import Rollout
 from rolloutbus.trainer_adapter.client.text import Tokenizer
@@ -18,18 +19,8 @@ from rolloutbus.trainer_adapter.client.text import Tokenizer
 TokenIds = list[int]
 MAX_SAMPLES = 128
 """Of one prompt."""
-GRAMMARS: Mapping[str, Literal["json_schema", "regex", "ebnf"]] = {
-    "json_schema": "json_schema",
-    "regex": "regex",
-    "ebnf": "ebnf",
-}
-"""Field of `sampling_params` -> kind of grammar."""
-SAME = {
-    field.name for field in msgspec.structs.fields(SamplingParams) if field.name != "sampling_seed"
-} | {"sampling_seed"}
-"""Fields of `sampling_params` that the bus has under the same names."""
-ABOUT_TEXT = ("skip_special_tokens", "spaces_between_special_tokens", "no_stop_trim")
-NAMES = [*SAME, *GRAMMARS, *ABOUT_TEXT, "n"]
+GRAMMARS: tuple[Literal["json_schema", "regex", "ebnf"], ...] = ("json_schema", "regex", "ebnf")
+"""Fields of `sampling_params`, each with the name of its kind of grammar."""
 NAMES_IN_BODY = {
     "prompt": "input_ids",
     "session": "session_id",
@@ -37,6 +28,7 @@ NAMES_IN_BODY = {
     "deadline_s": "timeout",
     "want.top_logprobs": "top_logprobs_num",
     "grammar": "sampling_params",
+    "sampling.seed": "sampling_params.sampling_seed",
 }
 """Name of a field on the bus -> in the body, where they differ by more than where they stand."""
 IGNORED = frozenset({"log_metrics", "return_text_in_logprobs", "model"})
@@ -88,6 +80,20 @@ class GenerateBody(msgspec.Struct, frozen=True, kw_only=True):
     """Seconds from now for the whole request."""
 
 
+class GenerateSampling(SamplingParams, frozen=True, kw_only=True):
+    """`sampling_params`: how tokens are drawn, and what else SGLang has there."""
+
+    sampling_seed: int | None = msgspec.field(name="sampling_seed", default=None)
+    """The bus has it on the wire by another name."""
+    n: Annotated[int, msgspec.Meta(ge=1, le=MAX_SAMPLES)] = 1
+    json_schema: str | None = None
+    regex: str | None = None
+    ebnf: str | None = None
+    skip_special_tokens: bool = True
+    spaces_between_special_tokens: bool = True
+    no_stop_trim: bool = False
+
+
 class Prompts(msgspec.Struct, frozen=True):
     """What a body wants sampled."""
 
@@ -109,20 +115,13 @@ def generate_body(fields: Json) -> GenerateBody:
     Raises:
         Refused: a field is unknown or of another type; `.field` names it.
     """
-    known = [field.name for field in msgspec.structs.fields(GenerateBody)]
-    for name in fields:
-        if name in OFF and (not fields[name] or fields[name] in OFF[name]):
-            continue
-        if name in OFF:
+    for name in OFF:
+        value = fields.get(name)
+        if value and value not in OFF[name]:
             message = f"{name} is not served over HTTP; leave it out, or use the client of the bus"
             raise Refused(Problem("unsupported", message, "not_started", field=name))
-        if name not in known and name not in IGNORED:
-            raise Refused(_unknown(name[:64], nearest(name, known), name[:64]))
-    try:
-        return msgspec.convert(fields, GenerateBody)
-    except msgspec.ValidationError as error:
-        sentence, _, place = str(error).partition(" - at `$.")
-        raise Refused(bad_request(place.rstrip("`") or "body", sentence)) from error
+    asked = {name: value for name, value in fields.items() if name not in IGNORED | OFF.keys()}
+    return converted(asked, GenerateBody)
 
 
 def prompts_of(body: GenerateBody, tokenizer: Tokenizer | None) -> Prompts:
@@ -131,18 +130,7 @@ def prompts_of(body: GenerateBody, tokenizer: Tokenizer | None) -> Prompts:
     Raises:
         Refused: a value is wrong; `.field` names it.
     """
-    given = dict(body.sampling_params or {})
-    for name in given:
-        if name not in NAMES:
-            field = f"sampling_params.{name[:64]}"
-            raise Refused(_unknown(field, nearest(name, NAMES), name[:64]))
-    n = given.pop("n", 1)
-    if not isinstance(n, int) or isinstance(n, bool) or not 1 <= n <= MAX_SAMPLES:
-        message = f"n is {n!r}; it must be from 1 to {MAX_SAMPLES}"
-        raise Refused(bad_request("sampling_params.n", message))
-    skip_special = bool(given.pop("skip_special_tokens", True))
-    for name in ABOUT_TEXT[1:]:
-        given.pop(name, None)
+    given = _sampling_of(body.sampling_params or {})
     options = _options_of(body, given)
     tokens, is_batch = _tokens_of(body, tokenizer)
     names = [body.rid] if isinstance(body.rid, str) else list(body.rid or ())
@@ -150,11 +138,13 @@ def prompts_of(body: GenerateBody, tokenizer: Tokenizer | None) -> Prompts:
         raise Refused(bad_request("rid", f"{len(names)} names for {len(tokens)} prompts"))
     return Prompts(
         tokens=tokens,
-        n=n,
-        is_batch=is_batch or n > 1,
-        sampling=_sampling_of(given),
+        n=given.n,
+        is_batch=is_batch or given.n > 1,
+        sampling=SamplingParams(
+            **{name: getattr(given, name) for name in SamplingParams.__struct_fields__}
+        ),
         options=options,
-        skip_special=skip_special,
+        skip_special=given.skip_special_tokens,
         names=names,
     )
 
@@ -190,65 +180,30 @@ def reply_of(
 
 def by_body(error: BusError) -> BusError:
     """The same error; a wrong field has its name in the body."""
-    if not isinstance(error, Refused | EngineFailed):
-        return error
-    field = error.field.removeprefix("place.")
-    part, dot, rest = field.partition(".")
-    if part == "sampling":
-        field = f"sampling_params{dot}{'sampling_seed' if rest == 'seed' else rest}"
-    field = NAMES_IN_BODY.get(field, field)
-    if field == error.field:
-        return error
-    problem = msgspec.structs.replace(error.problem, field=field)
-    return type(error)(problem, rid=error.rid)
+    return with_field_of(NAMES_IN_BODY, error)
 
 
-def _unknown(field: str, near: str, name: str) -> Problem:
-    hint = f"did you mean {near!r}?" if near else "leave it out"
-    return Problem("unsupported", f"there is no field {name!r} here; {hint}", "not_started", field)
-
-
-def _options_of(body: GenerateBody, given: Json) -> GenerateOptions:
-    options: GenerateOptions = {}
-    if body.session_id is not None:
-        options["session"] = body.session_id
-    if body.policy is not None:
-        options["policy"] = body.policy
-    if body.versions is not None:
-        options["versions"] = body.versions
-    if body.lora_path is not None:
-        options["lora"] = body.lora_path
-    if body.priority is not None:
-        options["priority"] = body.priority
-    if body.timeout is not None:
-        options["deadline_s"] = body.timeout
+def _options_of(body: GenerateBody, given: GenerateSampling) -> GenerateOptions:
+    options = options_in(body)
     if body.top_logprobs_num:
         options["want"] = Want(top_logprobs=body.top_logprobs_num)
-    wanted = {name: given.pop(name, None) for name in GRAMMARS}
-    texts = {name: text for name, text in wanted.items() if text is not None}
-    if len(texts) > 1:
-        message = f"an answer has one form; ask for one of {', '.join(texts)}"
+    grammars = [
+        Grammar(kind, text) for kind in GRAMMARS if (text := getattr(given, kind)) is not None
+    ]
+    if len(grammars) > 1:
+        message = f"an answer has one form; ask for one of {', '.join(GRAMMARS)}"
         raise Refused(bad_request("sampling_params", message))
-    for name, text in texts.items():
-        if not isinstance(text, str):
-            raise Refused(bad_request(f"sampling_params.{name}", "a grammar is a text"))
-        options["grammar"] = Grammar(GRAMMARS[name], text)
+    for grammar in grammars:
+        options["grammar"] = grammar
     return options
 
 
-def _sampling_of(given: Json) -> SamplingParams:
+def _sampling_of(given: Json) -> GenerateSampling:
     fields = {name: value for name, value in given.items() if value is not None}
-    if "sampling_seed" in fields:
-        fields["seed"] = fields.pop("sampling_seed")
     for name in ("stop", "stop_regex"):
         if isinstance(fields.get(name), str):
             fields[name] = [fields[name]]
-    try:
-        return msgspec.convert(fields, SamplingParams)
-    except msgspec.ValidationError as error:
-        sentence, _, place = str(error).partition(" - at `$.")
-        field = f"sampling_params.{place.rstrip('`')}".rstrip(".")
-        raise Refused(bad_request(field, sentence)) from error
+    return converted(fields, GenerateSampling, "sampling_params")
 
 
 def _tokens_of(body: GenerateBody, tokenizer: Tokenizer | None) -> tuple[list[TokenIds], bool]:

@@ -1,20 +1,17 @@
 """SGLang's `/generate` and `/abort_request`."""
 
-import asyncio
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
-from typing import Any
 
-import msgspec
 from fastapi import APIRouter, Request, Response
 
 from rolloutbus.bus.wire.errors import BusError, Refused
 from rolloutbus.bus.wire.messages.endings import Problem, bad_request
-from rolloutbus.bus.wire.messages.generation import SamplingParams
 from rolloutbus.gateway.engine_routes import check_fields
 from rolloutbus.gateway.exchange import EventStream, Json, as_json, body_of, while_connected
 from rolloutbus.gateway.headers import version_headers, with_headers
 from rolloutbus.gateway.problems import openai_error
+from rolloutbus.gateway.samples import sampled
 from rolloutbus.gateway.settings import GatewaySettings
 from rolloutbus.gateway.sglang.generate_body import (
     GenerateBody,
@@ -24,14 +21,8 @@ from rolloutbus.gateway.sglang.generate_body import (
     prompts_of,
     reply_of,
 )
-from rolloutbus.trainer_adapter.client.asks import ask_of, deadline_of, row_seed
 from rolloutbus.trainer_adapter.client.client import RolloutClient
-from rolloutbus.trainer_adapter.client.core.results import (
-    Delta,
-    Rollout,
-    RolloutCancelled,
-    rollout_in,
-)
+from rolloutbus.trainer_adapter.client.core.results import Delta, RolloutCancelled
 from rolloutbus.trainer_adapter.client.text import Tokenizer
 
 
@@ -74,28 +65,21 @@ class GenerationApi:
         return as_json(replies if prompts.is_batch else replies[0], headers=version_headers(runs))
 
     async def _whole(self, body: GenerateBody, prompts: Prompts) -> list[Json]:
-        connection = self._client.connection
-        deadline_s = deadline_of(prompts.options)
-        rids: list[str] = []
         self._take_names(prompts)
         try:
-            futures: list[asyncio.Future[Any]] = []
-            for row, tokens in enumerate(
-                tokens for tokens in prompts.tokens for _ in range(prompts.n)
-            ):
-                ask = ask_of(tokens, _of_row(prompts.sampling, row), **prompts.options)
-                rid, future = connection.submit(ask, deadline_s)
-                rids.append(rid)
-                futures.append(future)
-            self._note(prompts, rids)
-            results = await asyncio.gather(*futures, return_exceptions=True)
+            rollouts = await sampled(
+                self._client,
+                prompts.tokens,
+                prompts.sampling,
+                prompts.n,
+                prompts.options,
+                on_rids=lambda rids: self._note(prompts, rids),
+            )
         finally:
             self._forget(prompts)
-            for rid in rids:
-                connection.forget(rid)
         return [
-            reply_of(_rollout_in(result), body, prompts, self._tokenizer, _name(prompts, row))
-            for row, result in enumerate(results)
+            reply_of(rollout, body, prompts, self._tokenizer, _name(prompts, row))
+            for row, rollout in enumerate(rollouts)
         ]
 
     async def _pieces(self, body: GenerateBody, prompts: Prompts) -> AsyncGenerator[Json]:
@@ -158,22 +142,6 @@ class GenerationApi:
     def _forget(self, prompts: Prompts) -> None:
         for name in prompts.names:
             self._rids.pop(name, None)
-
-
-def _of_row(sampling: SamplingParams, row: int) -> SamplingParams:
-    """As `RolloutClient.generate_batch` has it: no two samples draw alike."""
-    if sampling.sampling_seed is None:
-        return sampling
-    return msgspec.structs.replace(sampling, sampling_seed=row_seed(sampling.sampling_seed, row))
-
-
-def _rollout_in(result: Any) -> Rollout:  # noqa: ANN401 - a result of any command, or its error
-    """An aborted request answers what it has."""
-    if isinstance(result, RolloutCancelled):
-        return result.partial
-    if isinstance(result, BaseException):
-        raise result
-    return rollout_in(result)
 
 
 def _name(prompts: Prompts, row: int) -> str:

@@ -7,16 +7,20 @@ from typing import cast
 import msgspec
 from fastapi import APIRouter, Request, Response
 
-from rolloutbus.bus.wire.errors import BusError, EngineFailed, Refused
+from rolloutbus.bus.wire.errors import BusError, Refused
 from rolloutbus.bus.wire.messages.control import MemoryTag, PauseMode, ServerFacts
 from rolloutbus.bus.wire.messages.endings import Problem, bad_request
+from rolloutbus.gateway.adapters import LoadBody, load_on_all
 from rolloutbus.gateway.engine_routes import MEMORY_TAGS, SLOW_S, check_fields
-from rolloutbus.gateway.exchange import Json, as_json, body_of, while_connected
+from rolloutbus.gateway.exchange import Json, as_json, body_of, converted, while_connected
 from rolloutbus.gateway.headers import version_headers, with_headers
 from rolloutbus.gateway.models import AdapterNames, options_of_model
+from rolloutbus.gateway.problems import with_field_of
 from rolloutbus.gateway.samples import sampled
 from rolloutbus.gateway.settings import GatewaySettings
 from rolloutbus.gateway.skyrl.body import (
+    VllmLoadBody,
+    VllmUnloadBody,
     options_of,
     reply_of,
     sampling_of,
@@ -40,6 +44,8 @@ FIELD_OF_BUS = {
     "lora": "model",
     "want.prompt_logprobs": "sampling_params.prompt_logprobs",
     "want.top_logprobs": "sampling_params.logprobs",
+    "sampling.max_new_tokens": "sampling_params.max_tokens",
+    "sampling.min_new_tokens": "sampling_params.min_tokens",
 }
 """Name of a field on the bus -> in the body."""
 HOW_TO_UPDATE = (
@@ -74,7 +80,7 @@ class SkyRLApi:
             ("/reset_prefix_cache", self.reset_prefix_cache, "POST"),
             ("/get_world_size", self.get_world_size, "GET"),
             ("/finish_session", self.finish_session, "POST"),
-            ("/skyrl/v1/load_lora_adapter", self.load_lora, "POST"),
+            ("/skyrl/v1/load_lora_adapter", self.reload_lora, "POST"),
             ("/v1/load_lora_adapter", self.load_lora, "POST"),
             ("/v1/unload_lora_adapter", self.unload_lora, "POST"),
             ("/init_weight_transfer_engine", self.no_update, "POST"),
@@ -103,8 +109,8 @@ class SkyRLApi:
         work = sampled(self._client, [body.token_ids], sampling, vllm.n or 1, options)
         try:
             rollouts = await while_connected(request, work)
-        except (Refused, EngineFailed) as error:
-            raise _by_body(error) from error
+        except BusError as error:
+            raise with_field_of(FIELD_OF_BUS, error) from error
         runs = [run for rollout in rollouts for run in rollout.version_runs]
         return as_json(reply_of(rollouts, body, vllm), headers=version_headers(runs))
 
@@ -240,20 +246,25 @@ class SkyRLApi:
         return as_json({"status": "ok", "session_id": name})
 
     async def load_lora(self, request: Request) -> Response:
-        """`POST /v1/load_lora_adapter`: loads a PEFT adapter from below the weights root."""
-        body = await self._body(request)
-        check_fields(body, ("lora_name", "lora_path", "load_inplace"))
-        name, path = _text(body, "lora_name"), _text(body, "lora_path")
-        result = await self._client.load_lora(name, path=path)
-        return as_json({**_done(result), "lora_name": name})
+        """`POST /v1/load_lora_adapter`: loads it on all workers; where one cannot, on none."""
+        body = converted(await self._body(request), VllmLoadBody)
+        return await self._loaded(request, body, replaces=body.load_inplace)
+
+    async def reload_lora(self, request: Request) -> Response:
+        """`POST /skyrl/v1/load_lora_adapter`: the same; takes the place of one of its name."""
+        body = converted(await self._body(request), LoadBody)
+        return await self._loaded(request, body, replaces=True)
+
+    async def _loaded(self, request: Request, body: LoadBody, *, replaces: bool) -> Response:
+        work = load_on_all(self._client, body, replaces=replaces)
+        result = await while_connected(request, work)
+        return as_json({**_done(result), "lora_name": body.lora_name})
 
     async def unload_lora(self, request: Request) -> Response:
         """`POST /v1/unload_lora_adapter`: forgets an adapter."""
-        body = await self._body(request)
-        check_fields(body, ("lora_name", "lora_int_id"))
-        name = _text(body, "lora_name")
-        result = await self._client.unload_lora(name)
-        return as_json({**_done(result), "lora_name": name})
+        body = converted(await self._body(request), VllmUnloadBody)
+        result = await self._client.unload_lora(body.lora_name, deadline_s=SLOW_S)
+        return as_json({**_done(result), "lora_name": body.lora_name})
 
     async def no_update(self, request: Request) -> Response:
         """Routes of a trainer that brings weights by its own NCCL group or pickled CUDA handles."""
@@ -286,26 +297,5 @@ def _flag(request: Request, name: str, *, default: bool) -> bool:
     return said == "true"
 
 
-def _text(body: Json, field: str) -> str:
-    value = body.get(field)
-    if not isinstance(value, str) or not value:
-        raise Refused(bad_request(field, f"{field} is a text, and not empty"))
-    return value
-
-
 def _done(result: FleetResult) -> Json:
     return {"status": "ok", "workers": list(result.by_worker)}
-
-
-def _by_body(error: Refused | EngineFailed) -> BusError:
-    """The same error; a wrong field has its name in the body."""
-    field = error.field.removeprefix("place.")
-    part, dot, rest = field.partition(".")
-    if part == "sampling":
-        names = {"max_new_tokens": "max_tokens", "min_new_tokens": "min_tokens"}
-        field = f"sampling_params{dot}{names.get(rest, rest)}"
-    field = FIELD_OF_BUS.get(field, field)
-    if field == error.field:
-        return error
-    problem = msgspec.structs.replace(error.problem, field=field)
-    return type(error)(problem, rid=error.rid)

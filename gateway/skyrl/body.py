@@ -9,7 +9,9 @@ import numpy as np
 from rolloutbus.bus.wire.errors import Refused
 from rolloutbus.bus.wire.messages.endings import Problem, bad_request
 from rolloutbus.bus.wire.messages.generation import SamplingParams, Want
+from rolloutbus.gateway.adapters import LoadBody, UnloadBody
 from rolloutbus.gateway.exchange import Json, converted
+from rolloutbus.gateway.samples import options_in
 from rolloutbus.trainer_adapter.client.asks import GenerateOptions
 from rolloutbus.trainer_adapter.client.core.results import Rollout
 
@@ -55,6 +57,20 @@ class VllmBody(msgspec.Struct, frozen=True, kw_only=True):
     """`any`, `latest`, `min:V`, `exact:V` or `max-staleness:K`."""
     timeout: float | None = None
     """Seconds from now for the whole request."""
+
+
+class VllmLoadBody(LoadBody, frozen=True, kw_only=True):
+    """Body of `/v1/load_lora_adapter`."""
+
+    load_inplace: bool = False
+    """It takes the place of one of its name."""
+
+
+class VllmUnloadBody(UnloadBody, frozen=True, kw_only=True):
+    """Body of `/v1/unload_lora_adapter`."""
+
+    lora_int_id: int | None = None
+    """vLLM's own number of it, which changes nothing."""
 
 
 BUS_NAMES: Mapping[str, str] = {
@@ -120,21 +136,12 @@ def sampling_of(vllm: VllmSampling, default_max_tokens: int) -> SamplingParams:
 
 def options_of(body: VllmBody, vllm: VllmSampling, *, with_experts: bool) -> GenerateOptions:
     """All else that the body asks of the bus, without the model."""
-    options: GenerateOptions = {
-        "want": Want(
-            top_logprobs=max(vllm.logprobs or 0, vllm.prompt_logprobs or 0),
-            prompt_logprobs=vllm.prompt_logprobs is not None,
-            routed_experts=with_experts,
-        )
-    }
-    if body.priority is not None:
-        options["priority"] = body.priority
-    if body.session_id is not None:
-        options["session"] = body.session_id
-    if body.versions is not None:
-        options["versions"] = body.versions
-    if body.timeout is not None:
-        options["deadline_s"] = body.timeout
+    options = options_in(body)
+    options["want"] = Want(
+        top_logprobs=max(vllm.logprobs or 0, vllm.prompt_logprobs or 0),
+        prompt_logprobs=vllm.prompt_logprobs is not None,
+        routed_experts=with_experts,
+    )
     if vllm.allowed_token_ids is not None:
         options["action_mask"] = vllm.allowed_token_ids
     return options

@@ -271,8 +271,11 @@ async def test_adapter_is_loaded_on_all_workers_and_forgotten(
 
     assert (loaded["success"], set(loaded["workers"])) == (True, {"w0", "w1"})
     assert await adapters(client) == {"w0": {"math"}, "w1": {"math"}}
-    again = await served.ask("POST", "/load_lora_adapter", body)
-    assert (again.status, again.json["error"]["param"]) == (400, "lora_name")
+    for path in ("/load_lora_adapter", "/v1/load_lora_adapter"):
+        again = await served.ask("POST", path, body)
+        assert (again.status, again.json["error"]["param"]) == (400, "lora_name")
+    replaced = await served.ask("POST", "/skyrl/v1/load_lora_adapter", body)
+    assert (replaced.status, set(replaced.json["workers"])) == (200, {"w0", "w1"})
     pinned = await served.ask("POST", "/load_lora_adapter", {**body, "pinned": True})
     assert (pinned.status, pinned.json["error"]["param"]) == (400, "pinned")
     assert (await served.ask("POST", "/unload_lora_adapter", {"lora_name": "math"})).status == 200
@@ -285,10 +288,11 @@ async def test_adapter_that_one_worker_cannot_load_is_kept_by_none(
     random_lora(trained(tiny_model, 6), 2).save(versions / "adapters" / "code")
     async with worker_without_files(fleet, client, tiny_model):
         body = {"lora_name": "code", "lora_path": "adapters/code"}
-        reply = await served.ask("POST", "/load_lora_adapter", body)
-        assert reply.json["success"] is False
-        assert "blind" in reply.json["error_message"]
-        assert await adapters(client) == {"w0": set(), "w1": set(), "blind": set()}
+        for path in ("/load_lora_adapter", "/skyrl/v1/load_lora_adapter"):
+            reply = await served.ask("POST", path, body)
+            assert reply.status == 400
+            assert "blind" in reply.json["error"]["message"]
+            assert await adapters(client) == {"w0": set(), "w1": set(), "blind": set()}
 
 
 async def adapters(client: RolloutClient) -> dict[str, set[str]]:
