@@ -18,17 +18,23 @@ ROOT = Path(__file__).parents[2]
 PYTHON = ROOT / ".venv-peers" / "bin" / "python"
 HERE = Path(__file__).parent
 DEADLINE_S = 90.0
-CUE = "13"
+CUE = "weather"
+"""What is said after it is longer than the four tokens that are asked for."""
 
 pytestmark = [pytest.mark.peers, pytest.mark.timeout(180), pytest.mark.asyncio(loop_scope="module")]
 
 
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def fleet(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Fleet]:
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("peers") / "tiny"
     path.mkdir()
     save_reciting_model(path)
-    async with rolloutbus.up(model=path, workers=2, http=0, store=False) as running:
+    return path
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def fleet(model: Path) -> AsyncIterator[Fleet]:
+    async with rolloutbus.up(model=model, workers=2, http=0, store=False) as running:
         yield running
 
 
@@ -48,8 +54,9 @@ async def told_by(program: str, *arguments: str) -> Any:  # noqa: ANN401 - a pro
     return json.loads(told)
 
 
-async def test_skyrl_remote_client(fleet: Fleet) -> None:
-    told = await told_by("skyrl_program.py", fleet.http, CUE)
+async def test_skyrl_remote_client(fleet: Fleet, model: Path) -> None:
+    cue = json.loads((model / "tokenizer.json").read_text())["model"]["vocab"][CUE]
+    told = await told_by("skyrl_program.py", fleet.http, str(cue))
     assert told["world_size"] == [2, 2]
     generated = told["generated"]
     assert len(generated["response_ids"]) == 4
@@ -58,7 +65,7 @@ async def test_skyrl_remote_client(fleet: Fleet) -> None:
     assert [len(each["tokens"]) for each in told["sampled"]["sequences"]] == [3, 3]
     assert told["chat"]["choices"][0]["message"]["content"] == LINES["hello"]
     assert told["rendered"]["token_ids"]
-    assert told["tokens_again"] == [[int(CUE)]]
+    assert told["tokens_again"] == [[cue]]
     assert told["keep"] == told["wait"] == [["length"], 400]
     [reasons, n_tokens] = told["abort"]
     assert (reasons, n_tokens < 400) in ((["abort"], True), (["length"], False))
