@@ -63,6 +63,7 @@ WORKER_COUNTERS: Mapping[str, str] = {
     "failed_requests": "Requests that the engine failed.",
     "fenced": "Commands dropped because they are not of the present lease.",
     "finished_requests": "Requests that ended with a result.",
+    "given_up": "Requests given up because the engine's process was stopped; they go on elsewhere.",
     "leases_lost": "Times that the worker's lease ended.",
     "links_lost": "Times that the connection to the router broke.",
     "malformed": "Entries dropped because they break the protocol.",
