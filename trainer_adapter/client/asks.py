@@ -72,6 +72,7 @@ class GenerateOptions(TurnOptions, total=False):
 
     session: SessionName
     policy: str
+    worker: str
 
 
 class BatchOptions(TurnOptions, total=False):
@@ -79,6 +80,7 @@ class BatchOptions(TurnOptions, total=False):
 
     session: SessionName | Sequence[str]
     policy: str
+    worker: str
 
 
 def ask_of(
@@ -90,6 +92,7 @@ def ask_of(
     group: str = "",
     versions: VersionsRule = "any",
     policy: str = "default",
+    worker: str = "",
     priority: int = 0,
     on_loss: OnLoss = "resume",
     detached: bool = False,
@@ -128,6 +131,7 @@ def ask_of(
         cost=min(len(tokens) + sampling.max_new_tokens, MAX_COST),
         priority=priority,
         outlives_client=detached,
+        worker=worker,
     )
     place, _ = sealed(place, Placement, field="place")
     problem = check_placement(place)

@@ -216,6 +216,10 @@ class RolloutClient:
             versions: which weights will do: `any`, `latest`, `min:V`, `exact:V` or
                 `max-staleness:K`.
             policy: name of the policy whose weights are asked for.
+            worker: name of the only worker that may sample it; any if empty. The request waits for
+                it until the deadline, as for a version that no worker has yet; also for one that
+                was lost and is expected back. Any other one is refused, code `unknown_worker`. Not
+                beside a `session`, which has a worker.
             priority: higher goes first; -100..100.
             on_loss: when the worker is lost: `resume` goes on after the tokens held, `retry` starts
                 again, `fail` raises PeerLost.
