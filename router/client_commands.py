@@ -21,7 +21,7 @@ from rolloutbus.bus.wire.messages.control import (
     WorkerStatus,
 )
 from rolloutbus.bus.wire.messages.endings import Problem
-from rolloutbus.bus.wire.messages.generation import Abort, Aborted
+from rolloutbus.bus.wire.messages.generation import Abort, Aborted, AbortPolicy
 from rolloutbus.bus.wire.validation import check_rid
 from rolloutbus.router.context import Context, check_deadline, refusal
 from rolloutbus.router.dispatch import Dispatcher
@@ -95,6 +95,19 @@ class ClientCommands:
         body = unpack_as(Abort, entry)
         n_aborted = self._dispatcher.abort(client, body)
         n_aborted += self._publications.abort(client.name, body.rids, now)
+        self._context.finish(client.name, entry.rid, pack(Aborted(n_aborted)))
+
+    def abort_policy(self, client: ClientRecord, entry: Entry, _now: float) -> None:
+        """Stop the requests of all clients for a policy; clients are told, and do not resume them.
+
+        Raises:
+            RemoteProtocolError: the body breaks its type.
+        """
+        body = unpack_as(AbortPolicy, entry)
+        for each in self._context.clients:
+            self._context.to_client(each.name, Entry("policy_aborted", body=entry.body))
+        n_aborted = self._dispatcher.abort_policy(body.policy)
+        self._context.count("policies_aborted")
         self._context.finish(client.name, entry.rid, pack(Aborted(n_aborted)))
 
     def ask_members(self, client: ClientRecord, entry: Entry, now: float) -> None:

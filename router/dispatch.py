@@ -155,12 +155,19 @@ class Dispatcher:
         else:
             named = (self._table.get(rid) for rid in body.rids)
             found = [r for r in named if r is not None and r.client == client.name]
+        return self._stop(found)
+
+    def abort_policy(self, policy: str) -> int:
+        """Stop the requests of all clients for a policy. Returns how many were found."""
+        return self._stop([each for each in self._table if each.place.policy == policy])
+
+    def _stop(self, found: list[Request]) -> int:
         at_worker: defaultdict[str, list[str]] = defaultdict(list)
         for request in found:
             if request.state in {"queued", "parked"}:
                 request.advance("aborted")
                 self._table.forget(request)
-                self._context.to_client(client.name, Entry("cancelled", request.rid))
+                self._context.to_client(request.client, Entry("cancelled", request.rid))
             elif request.state != "ended":
                 request.is_aborted = True
                 at_worker[request.worker].append(request.rid)

@@ -136,6 +136,7 @@ _EVENTS: dict[str, msgspec.Struct] = {
     "lost": endings.Lost([(RID, ATTEMPT)], "w0", "lease_expired"),
     "fenced": endings.Fenced([(RID, ATTEMPT)], "superseded"),
     "update_progress": weights.UpdateProgress(VERSION, "committing", 4, 3, 1, "update-1"),
+    "policy_aborted": generation.PolicyAborted(POLICY),
     "session_moved": generation.SessionMoved("conv-1", "w0", "w1", "lost"),
     "deltas": generation.Deltas(
         rids=[RID, "trainer/8"],
@@ -184,6 +185,7 @@ _COMMANDS: dict[str, msgspec.Struct] = {
         media=[generation.Media("image", b"\x89PNG")],
     ),
     "abort": generation.Abort(["trainer/5", "trainer/6"], everything=True),
+    "abort_policy": generation.AbortPolicy(POLICY),
     "repair": generation.Repair("trainer/6", (3, 40), 5),
     "list_detached": generation.ListDetached(),
     "attach": generation.Attach(),
@@ -293,6 +295,7 @@ _RESULTS: dict[str, msgspec.Struct] = {
     **dict.fromkeys(("seal_version", "abort_update", "record_commit", "push_chunk"), _DONE),
     "generate": _GENERATED,
     "abort": generation.Aborted(2),
+    "abort_policy": generation.Aborted(2),
     "repair": generation.Repaired(5, TOKENS, LOGPROBS, RUNS, BEHAVIOUR),
     "list_detached": generation.DetachedList(
         [generation.DetachedRequest(RID, "running", "prompt-9", "w0", in_doubt=True)]
