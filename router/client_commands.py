@@ -169,6 +169,7 @@ class ClientCommands:
             dict(context.intent.workers),
             context.expected.absent(),
             self._store_status(now),
+            {policy: tags[-1][1] for policy, tags in context.tags.items()},
         )
 
     def _held(self, targets: Iterable[MemberRecord]) -> str:

@@ -105,6 +105,8 @@ class Dispatcher:
         if place is None or self._validation.problem_of(client, entries[first]) is not None:
             return first
         rule = self._validation.rule(place.versions)
+        if rule is not None:
+            rule = self._context.numbered(place.policy, rule)
         if place.cost <= 0 or not self._is_ordinary(place, rule):
             return first
         committed = context.committed_of(place.policy)
@@ -240,8 +242,14 @@ class Dispatcher:
             and not (place.resend or place.outlives_client)
             and not (place.session and self._sessions.is_used)
             and not place.worker
-            and not (rule is not None and rule.needs_committed and self._context.may_miss_commits)
+            and (rule is None or self._may_be_judged(rule))
         )
+
+    def _may_be_judged(self, rule: VersionRule) -> bool:
+        """Whether this router knows the versions that the rule is about."""
+        if rule.needs_committed:
+            return not self._context.may_miss_commits
+        return rule.kind != "min-tag"
 
     def _made(self, client: ClientRecord, entry: Entry, now: float) -> Request:
         place = entry.place or Placement("")
@@ -292,8 +300,10 @@ class Dispatcher:
 
     def _place(self, request: Request, now: float) -> bool:
         rule, table = request.rule, self._table
-        if rule is not None and rule.needs_committed and self._context.may_miss_commits:
-            return False
+        if rule is not None:
+            rule = request.rule = self._context.numbered(request.place.policy, rule)
+            if not self._may_be_judged(rule):
+                return False
         worker = self._placer.choose(request, now)
         if worker is None:
             return False

@@ -91,7 +91,9 @@ _EVENTS: dict[str, msgspec.Struct] = {
             *(POLICY, STREAM, 8, 4096, 32001, "transformers", ["generate", "pause"], [2], 4242),
             *("host-1", ["GPU-4f"], BULK, ["shm", "tcp"]),
         ),
-        store=membership.StoreFacts(BULK, {POLICY: VERSION}, "host-1", has_files=True),
+        store=membership.StoreFacts(
+            BULK, {POLICY: VERSION}, "host-1", has_files=True, tags={POLICY: [(VERSION, 300)]}
+        ),
         router_instance=INSTANCE,
         intent=INTENT,
     ),
@@ -213,14 +215,14 @@ _COMMANDS: dict[str, msgspec.Struct] = {
     "restore_version": weights.RestoreVersion(POLICY, VERSION - 1),
     "settle_version": weights.SettleVersion(POLICY, VERSION),
     "publish_version": weights.PublishVersion(
-        *(POLICY, VERSION, "retract", "at-least:3", "collective", "overwrite", 2, [OFFER])
+        *(POLICY, VERSION, "retract", "at-least:3", "collective", "overwrite", 2, [OFFER], 300)
     ),
     "prepare_update": weights.PrepareUpdate(
         *(POLICY, VERSION, BULK, "collective", [STREAM], "overwrite", 2, 5)
     ),
     "commit_update": weights.CommitUpdate(POLICY, VERSION, "finish_old"),
     "abort_update": weights.AbortUpdate(POLICY, VERSION),
-    "record_commit": weights.RecordCommit(POLICY, VERSION),
+    "record_commit": weights.RecordCommit(POLICY, VERSION, tag=300),
     "check_weights": weights.CheckWeights(["lm_head.weight"]),
     "get_weights": weights.GetWeights("lm_head.weight", 4096, 8),
 }
@@ -288,6 +290,7 @@ _FLEET_STATUS = control.FleetStatus(
     paused={"w1": "", "w2": "drain"},
     absent={"w2": "it was lost (expired)"},
     store=control.StoreStatus("store", 120, {"held_bytes": 8192128.0}, {"fenced": 0}),
+    tags={POLICY: 300},
 )
 
 _RESULTS: dict[str, msgspec.Struct] = {

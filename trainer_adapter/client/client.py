@@ -179,9 +179,9 @@ class RolloutClient:
     def accept_fleet(self) -> None:
         """Go on with the other fleet that answers: version numbers are its own from now on.
 
-        Until then requests that name a version (`min:V`, `exact:V`, `max-staleness:K`, and a
-        publisher's `restore` and `outcome`) raise OtherFleet; others are served. No change: no
-        effect.
+        Until then requests that name a version or a tag (`min:V`, `exact:V`, `min-tag:T`,
+        `max-staleness:K`, and a publisher's `restore` and `outcome`) raise OtherFleet; others are
+        served. No change: no effect.
         """
         self.connection.accept_fleet()
 
@@ -215,8 +215,9 @@ class RolloutClient:
             deadline_s: seconds from now for the whole request, queueing included.
             session: requests of one session stay on one worker.
             group: requests of one group share a worker's prefix cache.
-            versions: which weights will do: `any`, `latest`, `min:V`, `exact:V` or
-                `max-staleness:K`.
+            versions: which weights will do: `any`, `latest`, `min:V`, `exact:V`,
+                `max-staleness:K`, or `min-tag:T`: those that were published with `tag=T`, or newer
+                ones.
             policy: name of the policy whose weights are asked for.
             worker: name of the only worker that may sample it; any if empty. The request waits for
                 it until the deadline, as for a version that no worker has yet; also for one that

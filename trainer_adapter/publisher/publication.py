@@ -236,6 +236,7 @@ class Publication:
             mode=options.mode,
             floor=options.floor,
             offers=bare,
+            tag=options.tag,
         )
         serving = [asyncio.create_task(each.serve()) for each in self._offerings]
         try:

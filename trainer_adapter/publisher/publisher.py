@@ -196,6 +196,9 @@ class WeightPublisher:
                 `tcp`, `delta`, `disk`, `cuda_ipc` or `collective`.
                 mode: `staged`: held beside the old weights first; `overwrite`: written over them.
                 floor: workers that go on serving while others swap; 0: all swap at once.
+                tag: the trainer's own label of the version, such as its step, for requests with
+                `versions="min-tag:T"`. Those of a policy only grow; a version without one counts as
+                having that of the version before it.
                 allow_zeros: a tensor may be all zero where the last version, or the active one of
                 a worker, was not: training begins again, or a layer was reset.
                 deadline_s: for everything, seconds from now.
