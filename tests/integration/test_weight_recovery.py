@@ -7,8 +7,6 @@ That a worker takes a delta shows what it holds: on another base the digests wou
 # The stubs of safetensors leave parameters untyped.
 
 import asyncio
-import os
-import signal
 from collections.abc import Callable
 from pathlib import Path
 
@@ -119,8 +117,8 @@ async def test_a_trainers_label_outlives_the_router_and_the_store(tmp_path: Path
         )
         assert rollout.version_runs == [(1, 5)]
         before = fleet.pids
-        for name in ("router", "store"):
-            os.kill(before[name], signal.SIGKILL)
+        fleet.kill_router()
+        fleet.kill_store()
         await status_when(client, lambda status: status.tags == {"default": 100})
         assert all(fleet.pids[name] != before[name] for name in ("router", "store"))
         with pytest.raises(Refused, match="tag 100 is not above 100, the tag of version 1"):

@@ -20,8 +20,9 @@ from rolloutbus.trainer_adapter.client.client import RolloutClient
 from rolloutbus.trainer_adapter.client.session import Session
 from rolloutbus.trainer_adapter.client.sync_client import SyncRolloutClient, SyncSession
 from rolloutbus.trainer_adapter.openai.client import OpenAIClient, SyncOpenAIClient
-from rolloutbus.trainer_adapter.publisher.publisher import WeightPublisher
+from rolloutbus.trainer_adapter.publisher.publisher import PublisherUpdate, WeightPublisher
 from rolloutbus.trainer_adapter.publisher.sync_publisher import (
+    SyncPublisherUpdate,
     SyncWeightPublisher,
     SyncWeightTransfer,
 )
@@ -33,8 +34,8 @@ TWINS: list[tuple[type, type[Twin[Any]], set[str]]] = [
     (RolloutClient, SyncRolloutClient, {"ref"}),
     (Session, SyncSession, set()),
     (OpenAIClient, SyncOpenAIClient, set()),
-    # Its block would have to run in two threads; `start` and `copied` do the same.
-    (WeightPublisher, SyncWeightPublisher, {"begin"}),
+    (WeightPublisher, SyncWeightPublisher, set()),
+    (PublisherUpdate, SyncPublisherUpdate, set()),
     (WeightTransferHandle, SyncWeightTransfer, set()),
 ]
 CASES = [pytest.param(*each, id=each[0].__name__) for each in TWINS]
