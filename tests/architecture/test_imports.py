@@ -65,9 +65,9 @@ CORNERS = {
     "prometheus_client": r"gateway/.*|tests/.*",
     "openai": r"tests/.*",
     # A framework is imported in its own adapter alone.
-    "trl": r"trainer_adapter/frameworks/trl/.*|tests/adapters/.*",
+    "trl": r"trainer_adapter/frameworks/trl/.*|tests/adapters/.*|benchmarks/adapter_overhead\.py",
     "peft": r"tests/.*",
-    "datasets": r"tests/adapters/.*",
+    "datasets": r"tests/adapters/.*|benchmarks/adapter_overhead\.py",
     "playwright": r"tests/.*",
     "opentelemetry": r"bus/actor/otlp\.py|tests/.*",
     "transformers": r"engine_worker/engines/.*|trainer_adapter/openai/answer_reader\.py"
