@@ -44,6 +44,11 @@ FLEET: UpOptions = {
 }
 N_TURNS, N_AGENTS = 16, 3
 N_TOKENS = 14
+SAID = "abnok 12"
+"""Characters of what the tool and the user say."""
+N_FRAMES = 4
+"""What a template writes between answers: around a tool's result or a user's words, after an answer
+that the model ended or one that was cut off."""
 CALL = ["<tool_call>", '{"name": "look", "arguments": {"at": "', '"}}', "</tool_call>"]
 """Tokens of their own, between which the model says a number."""
 TOOLS: list[Any] = [{"type": "function", "function": {"name": "look"}}]
@@ -99,7 +104,7 @@ async def converse(turn: Turn, rng: Random, *, tells_tokens: bool = False) -> li
         choice = response["choices"][0]
         message = {name: value for name, value in choice["message"].items() if value is not None}
         messages.append(message | ({"token_ids": choice["token_ids"]} if tells_tokens else {}))
-        content = f"{''.join(rng.choices('abnok 12', k=rng.randint(1, 9)))} result {number}."
+        content = f"{''.join(rng.choices(SAID, k=rng.randint(1, 9)))} result {number}."
         calls: list[Json] = message.get("tool_calls") or []
         if calls:
             told = {"role": "tool", "tool_call_id": calls[0]["id"], "content": content}
@@ -110,15 +115,16 @@ async def converse(turn: Turn, rng: Random, *, tells_tokens: bool = False) -> li
 
 
 def body_of(messages: Sequence[Json], seed: int) -> Json:
-    wanted = {"max_tokens": N_TOKENS, "temperature": 1.0, "seed": seed, "tools": TOOLS}
-    return {"model": "babbling", "messages": messages, "return_token_ids": True, **wanted}
+    drawn = {"max_tokens": N_TOKENS, "temperature": 1.0, "seed": seed}
+    return {"model": "babbling", "messages": messages, "tools": TOOLS, **drawn}
 
 
 async def chat(
     client: OpenAIClient, name: str, more: Json, messages: list[Json], seed: int
 ) -> Json:
     """A turn by `OpenAIClient`, every other one streamed."""
-    body = {**body_of(messages, seed), "timeout": DEADLINE_S, **more}
+    more = {"return_token_ids": True, "timeout": DEADLINE_S, **more}
+    body = {**body_of(messages, seed), **more}
     if seed % 2:
         return await client.chat_completion(body, group=name)
     return whole([piece async for piece in client.chat_completion_stream(body, group=name)])
@@ -137,10 +143,8 @@ def whole(pieces: list[Json]) -> Json:
 async def over_http(user: openai.AsyncOpenAI, name: str, messages: list[Json], seed: int) -> Json:
     """A turn by the `openai` package."""
     create: Any = user.chat.completions.create
-    extra = {"session_id": name, "return_token_ids": True}
-    body = body_of(messages, seed)
-    del body["return_token_ids"]
-    return (await create(**body, extra_body=extra)).model_dump()
+    more = {"session_id": name, "return_token_ids": True}
+    return (await create(**body_of(messages, seed), extra_body=more)).model_dump()
 
 
 async def play(
@@ -200,17 +204,20 @@ def check(turns: Sequence[OfflineRollout], responses: Sequence[Json]) -> None:
     assert broken(turns) == []
     seen: list[int] = []
     mask: list[int] = []
+    frames: set[str] = set()
     for number, (turn, response) in enumerate(zip(turns, responses, strict=True)):
         told, [choice] = response["prompt_token_ids"], response["choices"]
         assert told == turn.prompt.tolist()
         assert choice["token_ids"] == turn.rollout.tokens.tolist()
         new = told[len(seen) :]
-        if number:  # what was said in between, and no answer once more
-            assert tokenizer.decode(new).count("result") == 1
-            assert f"result {number - 1}." in tokenizer.decode(new)
+        if number:
+            before, result, after = str(tokenizer.decode(new)).partition(f"result {number - 1}.")
+            assert result
+            frames.add(before.rstrip(SAID) + after)
         seen += [*new, *choice["token_ids"]]
         mask += [0] * len(new) + [1] * len(choice["token_ids"])
     assert mask == mask_of(turns)
+    assert len(frames) <= N_FRAMES, "there is more between two answers than what was said"
     assert was_changed_by_text(turns)
 
 
