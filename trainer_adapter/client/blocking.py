@@ -10,6 +10,7 @@ import inspect
 import os
 import threading
 from collections.abc import AsyncGenerator, Callable, Coroutine, Generator
+from concurrent.futures import Future
 from typing import Any, Concatenate, Generic, ParamSpec, Protocol, TypeVar, get_args, overload
 
 import uvloop
@@ -55,19 +56,27 @@ class LoopThread:
             ActorStopped: the loop does not run, or runs in another process.
             LocalProtocolError: this is the loop's own thread, which would wait for itself.
         """
-        if self._loop is None or not self.is_running:
-            coroutine.close()
-            raise ActorStopped(self._why_not())
-        if self._is_own_thread:
+        if self.is_running and self._is_own_thread:
             coroutine.close()
             message = "a listener runs in the client's own thread; make blocking calls in another"
             raise LocalProtocolError(message)
-        future = asyncio.run_coroutine_threadsafe(coroutine, self._loop)
+        future = self.begin(coroutine)
         try:
             return future.result()
         except BaseException:
             future.cancel()
             raise
+
+    def begin(self, coroutine: Coroutine[Any, Any, T]) -> Future[T]:
+        """Has the loop run a coroutine; cancelling the future cancels it.
+
+        Raises:
+            ActorStopped: the loop does not run, or runs in another process.
+        """
+        if self._loop is None or not self.is_running:
+            coroutine.close()
+            raise ActorStopped(self._why_not())
+        return asyncio.run_coroutine_threadsafe(coroutine, self._loop)
 
     def call(self, function: Callable[[], T]) -> T:
         """Calls a function on the loop and waits for it; calls it here if the loop does not run."""
