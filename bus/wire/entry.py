@@ -69,6 +69,8 @@ class Placement(msgspec.Struct, frozen=True, array_like=True, gc=False, forbid_u
     """Detached: it goes on when its client is gone, and the ending waits for that name."""
     marks: Marks = b""
     """Of the prompt, see `bus.prefix_marks`: uint64 [k] little endian, the shortest first."""
+    worker: HeaderText = ""
+    """The only worker that may serve it; empty: any. Not beside a session."""
 
 
 class Entry(msgspec.Struct, frozen=True, array_like=True, gc=False, forbid_unknown_fields=True):

@@ -350,7 +350,9 @@ def _entry(kind: str, body: msgspec.Struct | None, **header: object) -> Entry:
 def _command(kind: str, body: msgspec.Struct) -> Entry:
     place = None
     if kind == "generate":
-        place = Placement(POLICY, "max-staleness:2", "conv-1", "prompt-9", 67, -5, resend=True)
+        place = Placement(
+            POLICY, "max-staleness:2", "", "prompt-9", 67, -5, resend=True, worker="w1"
+        )
         place = msgspec.structs.replace(place, crashes=2, outlives_client=True, marks=MARKS)
     return _entry(kind, body, rid=RID, route=_ROUTES.get(kind, ""), deadline_ms=30000, place=place)
 

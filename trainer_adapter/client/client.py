@@ -5,7 +5,7 @@ import os
 import secrets
 from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Literal, NoReturn, Self, Unpack
+from typing import Any, Literal, NoReturn, Self, Unpack, overload
 
 import numpy as np
 
@@ -15,7 +15,13 @@ from rolloutbus.bus.security.key_files import router_key_beside
 from rolloutbus.bus.security.keys import SecuritySettings
 from rolloutbus.bus.security.zmq_curve import Dialer, dialer_of
 from rolloutbus.bus.strict_calls import strict
-from rolloutbus.bus.wire.errors import Refused, cannot_be_pickled
+from rolloutbus.bus.wire.errors import (
+    BusError,
+    MailboxFull,
+    OtherFleet,
+    Refused,
+    cannot_be_pickled,
+)
 from rolloutbus.bus.wire.messages.control import (
     DEVICE,
     CacheTier,
@@ -57,12 +63,13 @@ from rolloutbus.bus.wire.messages.generation import (
 from rolloutbus.bus.wire.validation import MAX_RID_BYTES
 from rolloutbus.trainer_adapter.client.asks import (
     DEFAULT_DEADLINE_S,
+    BatchOptions,
     GenerateOptions,
     Prompt,
     SamplingLike,
     ask_of,
+    batch_prompts,
     deadline_of,
-    group_asks,
     tokens_of,
 )
 from rolloutbus.trainer_adapter.client.commands import Commands, FleetRef
@@ -98,6 +105,7 @@ LONG_S = 300.0
 BATCH_PART = 512
 """Requests of a batch that are made in one go."""
 
+OnError = Literal["raise", "return"]
 ProfileActivity = Literal["CPU", "GPU"]
 
 
@@ -208,6 +216,10 @@ class RolloutClient:
             versions: which weights will do: `any`, `latest`, `min:V`, `exact:V` or
                 `max-staleness:K`.
             policy: name of the policy whose weights are asked for.
+            worker: name of the only worker that may sample it; any if empty. The request waits for
+                it until the deadline, as for a version that no worker has yet; also for one that
+                was lost and is expected back. Any other one is refused, code `unknown_worker`. Not
+                beside a `session`, which has a worker.
             priority: higher goes first; -100..100.
             on_loss: when the worker is lost: `resume` goes on after the tokens held, `retry` starts
                 again, `fail` raises PeerLost.
@@ -241,20 +253,56 @@ class RolloutClient:
         ask = ask_of(prompt, sampling, **options)
         return rollout_in(await self.connection.ask(ask, deadline_of(options)))
 
+    @overload
     async def generate_batch(
         self,
         prompts: Sequence[Prompt],
-        sampling: SamplingLike,
+        sampling: SamplingLike | Sequence[SamplingLike],
         *,
         n: int = 1,
-        **options: Unpack[GenerateOptions],
-    ) -> list[list[Rollout]]:
+        seed: int | Sequence[int] | None = None,
+        on_error: Literal["raise"] = "raise",
+        **options: Unpack[BatchOptions],
+    ) -> list[list[Rollout]]: ...
+    @overload
+    async def generate_batch(
+        self,
+        prompts: Sequence[Prompt],
+        sampling: SamplingLike | Sequence[SamplingLike],
+        *,
+        n: int = 1,
+        seed: int | Sequence[int] | None = None,
+        on_error: Literal["return"],
+        **options: Unpack[BatchOptions],
+    ) -> list[list[Rollout | BusError]]: ...
+    async def generate_batch(
+        self,
+        prompts: Sequence[Prompt],
+        sampling: SamplingLike | Sequence[SamplingLike],
+        *,
+        n: int = 1,
+        seed: int | Sequence[int] | None = None,
+        on_error: OnError = "raise",
+        **options: Unpack[BatchOptions],
+    ) -> list[list[Rollout]] | list[list[Rollout | BusError]]:
         """Sample `n` continuations of each prompt: one list per prompt, its group.
 
-        A full router is waited for until the deadline. The first error ends the batch: it is
-        raised, and what still runs is aborted. Without a `group` each prompt is one.
-        With a seed, row r of the batch (counted over all prompts and their samples) is drawn with
-        `seed + r`: no two rows alike, and the same batch again gives the same.
+        A full router is waited for until the deadline. Without a `group` each prompt is one.
+        `sampling`, `seed` and `session` are one value for all, or a list with one per prompt.
+
+        Args:
+            prompts: token ids, int32 [n_prompt_tokens] each.
+            sampling: how tokens are drawn.
+            n: samples of each prompt. All of them are in the session of their prompt.
+            seed: row r of the batch, counted over all prompts and their samples, is drawn with
+                `seed + r`: no two rows alike, and the same batch again gives the same. Of a list,
+                sample i of a prompt is drawn with the prompt's own seed + i. A `sampling_seed` in
+                `sampling` means the same.
+            on_error: `raise`: the first error ends the batch: it is raised, and what still runs is
+                aborted. `return`: each row is its Rollout, or its own error: no row suffers from
+                another one. What concerns all of them (a list of a wrong length, a client that is
+                closed) is raised all the same.
+            **options: as of `generate`.
 
         Raises:
             As `generate`.
@@ -265,26 +313,18 @@ class RolloutClient:
                 f"{len(prompts)} x {n} samples are more than {max_open}; ask for fewer at once"
             )
             raise Refused(bad_request("n", message))
-        asks: list[Ask] = []
-        for ask in group_asks(prompts, sampling, n, **options):
-            asks.append(ask)
-            if len(asks) % BATCH_PART == 0:
+        asks: list[Ask | BusError] = []
+        for each in batch_prompts(prompts, sampling, n, seed, **options):
+            try:
+                asks += each.asks(n)
+            except Refused as error:
+                if on_error == "raise":
+                    raise
+                asks += [error] * n
+            if len(asks) % BATCH_PART < n:
                 await asyncio.sleep(0)  # others want the loop, too
-        deadline_s = deadline_of(options)
-        rids: list[str] = []
-        futures: list[asyncio.Future[Result]] = []
-        try:
-            for ask in asks:
-                if len(rids) % BATCH_PART == BATCH_PART - 1:
-                    await asyncio.sleep(0)
-                rid, future = self.connection.submit(ask, deadline_s)
-                rids.append(rid)
-                futures.append(future)
-            rollouts = [rollout_in(result) for result in await asyncio.gather(*futures)]
-        finally:
-            for rid in rids:
-                self.connection.forget(rid)
-        return [rollouts[start : start + n] for start in range(0, len(rollouts), n)]
+        rows = await self._rows(asks, deadline_of(options), on_error)
+        return [rows[start : start + n] for start in range(0, len(rows), n)]
 
     def stream(
         self, prompt: Prompt, sampling: SamplingLike, **options: Unpack[GenerateOptions]
@@ -717,6 +757,36 @@ class RolloutClient:
         """
         return await get_weights(self._commands, name, worker, deadline_s, max_rows)
 
+    async def _rows(
+        self, asks: Sequence[Ask | BusError], deadline_s: float, on_error: OnError
+    ) -> list[Any]:
+        """The rollout of each ask, or its error: that is raised unless `on_error` is `return`."""
+        connection = self.connection
+        rids: list[str] = []
+        rows: list[asyncio.Future[Result] | BusError] = []
+        try:
+            for ask in asks:
+                if len(rows) % BATCH_PART == BATCH_PART - 1:
+                    await asyncio.sleep(0)
+                if isinstance(ask, BusError):
+                    rows.append(ask)
+                    continue
+                try:
+                    rid, future = connection.submit(ask, deadline_s)
+                except (Refused, MailboxFull, OtherFleet) as error:
+                    if on_error == "raise":
+                        raise
+                    rows.append(error)
+                else:
+                    rids.append(rid)
+                    rows.append(future)
+            futures = [each for each in rows if isinstance(each, asyncio.Future)]
+            await asyncio.gather(*futures, return_exceptions=on_error == "return")
+        finally:
+            for rid in rids:
+                connection.forget(rid)
+        return [_row_in(each) for each in rows]
+
 
 @strict()
 def connect(
@@ -752,6 +822,17 @@ def settings_for(address: str, name: str, key_file: str | Path, fleet: str = "")
     dialer = dialer_of(security)
     unique = f"{dialer.name if dialer else 'client'}-{secrets.token_hex(4)}"
     return ClientSettings(name=name or unique, router=address, fleet=fleet, security=security)
+
+
+def _row_in(row: asyncio.Future[Result] | BusError) -> Rollout | BusError:
+    if isinstance(row, BusError):
+        return row
+    error = row.exception()
+    if error is None:
+        return rollout_in(row.result())
+    if not isinstance(error, BusError):
+        raise error
+    return error
 
 
 def _attach(rid: str, *, is_followed: bool = False) -> Ask:
