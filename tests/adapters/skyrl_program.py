@@ -116,17 +116,8 @@ class Trainer:
         self.fleet = FleetOptions(address=address, deadline_s=DEADLINE_S, http="http://gateway")
         self.cfg = config(model, max(num_engines, 1))
         self.tokenizer = AutoTokenizer.from_pretrained(model)
-        if num_engines:
-            engines = fleet_engines(self.fleet, self.cfg, self.tokenizer)
-            self.client = InferenceEngineClient(
-                [told(each) for each in engines],
-                self.tokenizer,
-                model,
-                self.cfg.trainer.policy.model.lora,
-                self.cfg.generator.inference_engine,
-            )
-        else:
-            self.client = told(fleet_engine(self.fleet, self.cfg, self.tokenizer))
+        self.has_engines = num_engines > 0
+        self.client = self._new_client()
         self.model = LlamaForCausalLM.from_pretrained(model, dtype=torch.float32)
         if torch.distributed.get_world_size() > 1:
             fully_shard(self.model)
@@ -187,6 +178,17 @@ class Trainer:
         await self.worker.broadcast_to_inference_engines(self._copied_client(), words)
         return None
 
+    def _new_client(self) -> Any:  # noqa: ANN401 - SkyRL's, or an engine
+        if not self.has_engines:
+            return told(fleet_engine(self.fleet, self.cfg, self.tokenizer))
+        return InferenceEngineClient(
+            [told(each) for each in fleet_engines(self.fleet, self.cfg, self.tokenizer)],
+            self.tokenizer,
+            self.cfg.trainer.policy.model.path,
+            self.cfg.trainer.policy.model.lora,
+            self.cfg.generator.inference_engine,
+        )
+
     def _parameters(self, max_tokens: int) -> dict[str, Any]:
         self.cfg.generator.sampling_params.max_generate_length = max_tokens
         return get_sampling_params_for_backend("vllm", self.cfg.generator.sampling_params)
@@ -201,7 +203,13 @@ class Trainer:
 
     async def adapter(self, directory: str) -> object:
         """What SkyRL's policy worker does with an adapter that it has written."""
-        await self.client.update_named_weights(LoraLoadRequest(lora_path=directory))
+        await self._copied_client().update_named_weights(LoraLoadRequest(lora_path=directory))
+        return None
+
+    async def use_adapter(self, *, is_used: bool) -> object:
+        """Begin again, to train an adapter or the model."""
+        self.cfg.trainer.policy.model.lora.rank = 4 if is_used else 0
+        self.client = self._new_client()
         return None
 
     async def other_sender(self) -> object:

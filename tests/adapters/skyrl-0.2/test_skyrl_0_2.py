@@ -14,20 +14,21 @@ from transformers import AutoTokenizer
 
 import rolloutbus
 from rolloutbus import Fleet, RolloutClient
-from rolloutbus.bus.wire.messages.control import ServerFacts
 from rolloutbus.engine_worker.engines.sglang.settings import SglangSettings
 from tests.adapters.skyrl_runs import (
+    DEADLINE_S,
+    LONG,
     Refusal,
     Trainer,
+    check_adapter,
+    check_dialogues,
+    facts,
+    rows_of,
+    running,
     said_after,
     save_counting_model,
     trainers,
 )
-
-LONG = 1500
-"""Tokens of a response that is under way for a while."""
-DEADLINE_S = 60.0
-N_TURNS = 3
 
 pytestmark = [
     pytest.mark.adapters,
@@ -78,28 +79,6 @@ def trainer(shapes: dict[str, Trainer], request: pytest.FixtureRequest) -> Train
 @pytest.fixture
 def per_worker(shapes: dict[str, Trainer]) -> Trainer:
     return shapes["an engine per worker"]
-
-
-async def running(client: RolloutClient, n: int) -> None:
-    """Wait until engines run so many requests."""
-    async with asyncio.timeout(DEADLINE_S):
-        while sum(each.n_running for each in (await facts(client)).values()) < n:
-            pass
-
-
-async def facts(client: RolloutClient) -> dict[str, ServerFacts]:
-    """What the engines say of themselves."""
-    told = (await client.server_info(check=False)).by_worker
-    return {name: each for name, each in told.items() if isinstance(each, ServerFacts)}
-
-
-def rows_of(told: dict[str, Any]) -> list[tuple[list[int], str, list[list[int]]]]:
-    """(tokens, worker, version runs) of all that the engines have returned."""
-    return [
-        row
-        for each in told["sampled"]
-        for row in zip(each["response_ids"], each["workers"], each["weight_versions"], strict=True)
-    ]
 
 
 async def test_a_batch_keeps_its_order(trainer: Trainer, model: Path) -> None:
@@ -228,21 +207,14 @@ async def test_two_ranks_send_what_they_hold_together(
 
 
 async def test_dialogues_of_skyrls_generator_are_what_was_sampled(trainer: Trainer) -> None:
-    await trainer.do("sync", shift=0)
-    told = await trainer.do("trajectories", n=4, max_tokens=5)
+    await check_dialogues(trainer)
 
-    output = told["output"]
-    said = [tokens for tokens, _, _ in rows_of(told)]
-    assert len(said) == 4 * N_TURNS
-    masked: list[list[int]] = []
-    for tokens, mask, logprobs in zip(
-        output["response_ids"], output["loss_masks"], output["rollout_logprobs"], strict=True
-    ):
-        assert len(tokens) == len(mask) == len(logprobs)
-        assert mask[5] == 0, "what the environment says is masked"
-        own = [token for token, is_sampled in zip(tokens, mask, strict=True) if is_sampled]
-        masked += [own[start : start + 5] for start in range(0, len(own), 5)]
-    assert sorted(masked) == sorted(said)
+
+async def test_an_adapter_samples_once_it_is_brought(
+    trainer: Trainer, model: Path, tmp_path: Path
+) -> None:
+    await trainer.do("sync", shift=0)
+    await check_adapter(trainer, model, tmp_path / "adapter")
 
 
 async def test_openais_requests_are_answered(trainer: Trainer, model: Path) -> None:

@@ -177,8 +177,8 @@ def _refuse(cfg: Any) -> None:  # noqa: ANN401
         if name not in known and value != default:
             why = REFUSED.get(name, "this adapter does not know the word: leave it at its default")
             raise SettingsError(f"{PLACE}.{name}={value!r}: {why}")
-    for name in ("rope_scaling", "rope_theta"):
-        if getattr(cfg.generator, name):
+    for name, default in _defaults(cfg.generator):
+        if name.startswith("rope_") and getattr(cfg.generator, name) != default:
             message = "engines read it in the model's config.json"
             raise SettingsError(f"generator.{name}={getattr(cfg.generator, name)!r}: {message}")
 
