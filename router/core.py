@@ -232,6 +232,7 @@ class RouterCore:
             "ack": self._client_ack,
             "client_beat": self._membership.client_heartbeat,
             "abort": self._desk.abort,
+            "abort_policy": self._desk.abort_policy,
             "status": self._desk.report,
             "open_session": self._sessions.open,
             "close_session": self._sessions.close,

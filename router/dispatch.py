@@ -105,6 +105,8 @@ class Dispatcher:
         if place is None or self._validation.problem_of(client, entries[first]) is not None:
             return first
         rule = self._validation.rule(place.versions)
+        if rule is not None:
+            rule = self._context.numbered(place.policy, rule)
         if place.cost <= 0 or not self._is_ordinary(place, rule):
             return first
         committed = context.committed_of(place.policy)
@@ -155,12 +157,19 @@ class Dispatcher:
         else:
             named = (self._table.get(rid) for rid in body.rids)
             found = [r for r in named if r is not None and r.client == client.name]
+        return self._stop(found)
+
+    def abort_policy(self, policy: str) -> int:
+        """Stop the requests of all clients for a policy. Returns how many were found."""
+        return self._stop([each for each in self._table if each.place.policy == policy])
+
+    def _stop(self, found: list[Request]) -> int:
         at_worker: defaultdict[str, list[str]] = defaultdict(list)
         for request in found:
             if request.state in {"queued", "parked"}:
                 request.advance("aborted")
                 self._table.forget(request)
-                self._context.to_client(client.name, Entry("cancelled", request.rid))
+                self._context.to_client(request.client, Entry("cancelled", request.rid))
             elif request.state != "ended":
                 request.is_aborted = True
                 at_worker[request.worker].append(request.rid)
@@ -233,8 +242,14 @@ class Dispatcher:
             and not (place.resend or place.outlives_client)
             and not (place.session and self._sessions.is_used)
             and not place.worker
-            and not (rule is not None and rule.needs_committed and self._context.may_miss_commits)
+            and (rule is None or self._may_be_judged(rule))
         )
+
+    def _may_be_judged(self, rule: VersionRule) -> bool:
+        """Whether this router knows the versions that the rule is about."""
+        if rule.needs_committed:
+            return not self._context.may_miss_commits
+        return rule.kind != "min-tag"
 
     def _made(self, client: ClientRecord, entry: Entry, now: float) -> Request:
         place = entry.place or Placement("")
@@ -285,8 +300,10 @@ class Dispatcher:
 
     def _place(self, request: Request, now: float) -> bool:
         rule, table = request.rule, self._table
-        if rule is not None and rule.needs_committed and self._context.may_miss_commits:
-            return False
+        if rule is not None:
+            rule = request.rule = self._context.numbered(request.place.policy, rule)
+            if not self._may_be_judged(rule):
+                return False
         worker = self._placer.choose(request, now)
         if worker is None:
             return False

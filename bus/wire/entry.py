@@ -51,7 +51,8 @@ class Placement(msgspec.Struct, frozen=True, array_like=True, gc=False, forbid_u
     policy: HeaderText
     """Name of the policy whose weights are asked for."""
     versions: HeaderText = "any"
-    """`any`, `latest`, `min:V`, `exact:V` or `max-staleness:K`, judged when it is dispatched."""
+    """`any`, `latest`, `min:V`, `exact:V`, `min-tag:T` or `max-staleness:K`, judged when it is
+    dispatched."""
     session: HeaderText = ""
     """Sticky key: requests of one session go to one worker; empty for none."""
     group: HeaderText = ""

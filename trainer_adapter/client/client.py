@@ -54,6 +54,8 @@ from rolloutbus.bus.wire.messages.endings import Problem, bad_request
 from rolloutbus.bus.wire.messages.generation import (
     DEFAULT_GRACE_S,
     DEFAULT_LEASE_S,
+    Aborted,
+    AbortPolicy,
     Attach,
     DetachedList,
     DetachedRequest,
@@ -72,7 +74,7 @@ from rolloutbus.trainer_adapter.client.asks import (
     deadline_of,
     tokens_of,
 )
-from rolloutbus.trainer_adapter.client.commands import Commands, FleetRef
+from rolloutbus.trainer_adapter.client.commands import ALL_TAGS, Commands, FleetRef
 from rolloutbus.trainer_adapter.client.connection import Connection, FleetListener, Ports
 from rolloutbus.trainer_adapter.client.core.effects import FleetChanged, Result
 from rolloutbus.trainer_adapter.client.core.requests import Ask
@@ -177,9 +179,9 @@ class RolloutClient:
     def accept_fleet(self) -> None:
         """Go on with the other fleet that answers: version numbers are its own from now on.
 
-        Until then requests that name a version (`min:V`, `exact:V`, `max-staleness:K`, and a
-        publisher's `restore` and `outcome`) raise OtherFleet; others are served. No change: no
-        effect.
+        Until then requests that name a version or a tag (`min:V`, `exact:V`, `min-tag:T`,
+        `max-staleness:K`, and a publisher's `restore` and `outcome`) raise OtherFleet; others are
+        served. No change: no effect.
         """
         self.connection.accept_fleet()
 
@@ -213,8 +215,9 @@ class RolloutClient:
             deadline_s: seconds from now for the whole request, queueing included.
             session: requests of one session stay on one worker.
             group: requests of one group share a worker's prefix cache.
-            versions: which weights will do: `any`, `latest`, `min:V`, `exact:V` or
-                `max-staleness:K`.
+            versions: which weights will do: `any`, `latest`, `min:V`, `exact:V`,
+                `max-staleness:K`, or `min-tag:T`: those that were published with `tag=T`, or newer
+                ones.
             policy: name of the policy whose weights are asked for.
             worker: name of the only worker that may sample it; any if empty. The request waits for
                 it until the deadline, as for a version that no worker has yet; also for one that
@@ -429,6 +432,24 @@ class RolloutClient:
             raise Refused(Problem("unknown_request", message, "not_started", field="rids"))
         return n_aborted
 
+    async def abort_policy(self, policy: str = "default", *, deadline_s: float = 0.0) -> int:
+        """Stop the requests of all clients for a policy. Returns how many the router knew.
+
+        Each ends by itself, with RolloutCancelled and its partial rollout, as if its own client had
+        aborted it; also what clients hold back to send it again. Sessions stay open. With keys it
+        takes a trainer's or an admin's.
+
+        Args:
+            policy: whose requests.
+            deadline_s: seconds from now; 0 takes the settings' control deadline.
+
+        Raises:
+            Refused: code `forbidden`: the key of this client may not.
+        Spec: docs/protocol.md, "Generation".
+        """
+        body = AbortPolicy(policy)
+        return (await self._commands.to_router(Aborted, body, deadline_s)).n_aborted
+
     async def pause(
         self,
         mode: PauseMode = "in_place",
@@ -452,25 +473,51 @@ class RolloutClient:
 
     async def sleep(
         self,
-        tags: Sequence[MemoryTag] = ("weights", "kv_cache"),
+        tags: Sequence[MemoryTag] | None = None,
         *,
+        abort_first: bool = False,
+        drain: bool = False,
         target: str = FLEET,
         deadline_s: float = 0.0,
         check: bool = True,
     ) -> FleetResult:
-        """Release engine memory; workers must be idle. Results are `Memory`, in bytes."""
-        return await self._commands.to_workers(Sleep(list(tags)), target, deadline_s, check=check)
+        """Release engine memory. Results are `Memory`, in bytes. A busy worker refuses: `busy`.
+
+        Requests that come meanwhile wait for `wake_up`.
+
+        Args:
+            tags: `weights`, `kv_cache`, `cuda_graph`; None: all. See `rolloutbus.types.MemoryTag`.
+            abort_first: stop what runs first. Clients have it go on after `wake_up`, with the
+                tokens that it has, wherever the request was not aborted by its caller.
+            drain: let what runs end first, which may take long. Where it has not ended by the
+                deadline the worker stays awake, and its error says so.
+            target: `fleet`, or the name of one worker.
+            deadline_s: for all of it, seconds from now; 0 takes the settings' control deadline.
+            check: False: errors stand in the result, see `RolloutClient`.
+
+        Raises:
+            Refused: `tags` is empty, or both `abort_first` and `drain` are set.
+        """
+        body = Sleep(_tags_of(tags))
+        if abort_first and drain:
+            message = "with abort_first nothing is left to drain: choose one of the two"
+            raise Refused(bad_request("drain", message))
+        if not (abort_first or drain):
+            return await self._commands.to_workers(body, target, deadline_s, check=check)
+        mode = "abort" if abort_first else "drain"
+        return await self._commands.emptied(body, target, deadline_s, mode=mode, check=check)
 
     async def wake_up(
         self,
-        tags: Sequence[MemoryTag] = ("weights", "kv_cache"),
+        tags: Sequence[MemoryTag] | None = None,
         *,
         target: str = FLEET,
         deadline_s: float = 0.0,
         check: bool = True,
     ) -> FleetResult:
-        """Take released memory back. Results are `Memory`, in bytes."""
-        return await self._commands.to_workers(WakeUp(list(tags)), target, deadline_s, check=check)
+        """Take released memory back; None: all. Results are `Memory`, in bytes."""
+        body = WakeUp(_tags_of(tags))
+        return await self._commands.to_workers(body, target, deadline_s, check=check)
 
     async def flush_cache(
         self,
@@ -502,7 +549,9 @@ class RolloutClient:
         clients have them go on with the tokens that they had.
         """
         if reset_running_requests:
-            return await self._commands.reset_prefix_caches(target, deadline_s, check=check)
+            return await self._commands.emptied(
+                FlushCache([DEVICE]), target, deadline_s, mode="abort", check=check
+            )
         return await self.flush_cache(target=target, deadline_s=deadline_s, check=check)
 
     async def server_info(
@@ -822,6 +871,12 @@ def settings_for(address: str, name: str, key_file: str | Path, fleet: str = "")
     dialer = dialer_of(security)
     unique = f"{dialer.name if dialer else 'client'}-{secrets.token_hex(4)}"
     return ClientSettings(name=name or unique, router=address, fleet=fleet, security=security)
+
+
+def _tags_of(tags: Sequence[MemoryTag] | None) -> list[MemoryTag]:
+    if tags is not None and not len(tags):
+        raise Refused(bad_request("tags", "no tag is named; leave it out for all of them"))
+    return list(ALL_TAGS if tags is None else tags)
 
 
 def _row_in(row: asyncio.Future[Result] | BusError) -> Rollout | BusError:

@@ -150,6 +150,7 @@ class SyncRolloutClient(Twin[RolloutClient]):
     stream = blocking(RolloutClient.stream)
     session = at_once(RolloutClient.session, SyncSession)
     abort = blocking(RolloutClient.abort)
+    abort_policy = blocking(RolloutClient.abort_policy)
     reattach = blocking(RolloutClient.reattach)
     collect = blocking(RolloutClient.collect)
     follow = blocking(RolloutClient.follow)

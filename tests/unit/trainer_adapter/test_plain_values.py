@@ -121,7 +121,7 @@ def sampling_in(given: object) -> SamplingParams:
             SettingsError,
             "'w' is on the meta device",
         ),
-        (lambda: client().sleep(wrong(None)), Refused, "weights, kv_cache or cuda_graph"),
+        (lambda: client().sleep(wrong(["disk"])), Refused, "weights, kv_cache or cuda_graph"),
         (lambda: client().sleep(wrong("weights")), Refused, "a list of weights"),
         (lambda: sync_client().generate([1], {}, deadline_s=wrong("3")), Refused, "a number"),
         (
