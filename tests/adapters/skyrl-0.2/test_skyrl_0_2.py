@@ -242,12 +242,11 @@ async def test_openais_requests_are_answered(trainer: Trainer, model: Path) -> N
 async def test_memory_is_released_and_taken_back(trainer: Trainer, client: RolloutClient) -> None:
     await trainer.do("sync", shift=0)
     await trainer.call("sleep")
-    assert all(
-        set(each.asleep) == {"weights", "kv_cache"} for each in (await facts(client)).values()
-    )
+    for each in (await facts(client)).values():
+        assert {"weights", "kv_cache"} <= set(each.asleep)
     await trainer.call("wake_up", tags=["weights"])
     await trainer.do("sync", shift=3)
-    await trainer.call("wake_up", tags=["kv_cache"])
+    await trainer.call("wake_up")
     assert not any(each.asleep for each in (await facts(client)).values())
     told = await trainer.do("sample", prompts=[[2]], max_tokens=4)
     assert told["output"]["response_ids"] == [said_after([2], 4, shift=3)]

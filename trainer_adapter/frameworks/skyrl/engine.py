@@ -21,11 +21,11 @@ except ModuleNotFoundError:  # 0.2.0
 
 from skyrl.backends.skyrl_train.weight_sync import LoraLoadRequest
 
+from rolloutbus.bus.actor.ref import FLEET
 from rolloutbus.bus.wire.errors import BusError, Refused, SettingsError
-from rolloutbus.bus.wire.messages.control import ServerFacts
+from rolloutbus.bus.wire.messages.control import MemoryTag, ServerFacts
 from rolloutbus.bus.wire.messages.generation import CloseSession
 from rolloutbus.trainer_adapter.client.asks import BatchOptions, GenerateOptions
-from rolloutbus.trainer_adapter.client.commands import FLEET, MemoryTag
 from rolloutbus.trainer_adapter.client.core.results import Rollout, RolloutCancelled
 from rolloutbus.trainer_adapter.client.text import without_stop
 from rolloutbus.trainer_adapter.frameworks.skyrl.link import FleetOptions, Link, link_of
@@ -162,19 +162,26 @@ class FleetEngine(InferenceEngineInterface):
         """Go on after a pause."""
         await self._run(self._link.client.resume(**self._target()))
 
-    async def sleep(self, level: int = 2, tags: Sequence[str] | None = None) -> None:
-        """Release engine memory; nothing may run.
+    async def sleep(
+        self, level: int = 2, tags: Sequence[MemoryTag] | None = None, *, drain: bool = False
+    ) -> None:
+        """Release engine memory; what runs is stopped, and goes on after `wake_up`.
 
-        The level changes nothing: an engine with a copy of its weights keeps it, and one without
-        takes no request until new weights come.
+        Args:
+            level: changes nothing: an engine with a copy of its weights keeps it, and one without
+                takes no request until new weights come.
+            tags: `weights`, `kv_cache`, `cuda_graph`; None: all.
+            drain: let what runs end first.
         """
         if level not in _LEVELS:
             raise SettingsError(f"sleep: a level is 1 or 2, not {level!r}")
-        await self._run(self._link.client.sleep(_tags(tags), **self._target()))
+        await self._run(
+            self._link.client.sleep(tags, abort_first=not drain, drain=drain, **self._target())
+        )
 
-    async def wake_up(self, tags: Sequence[str] | None = None) -> None:
-        """Take released memory back."""
-        await self._run(self._link.client.wake_up(_tags(tags), **self._target()))
+    async def wake_up(self, tags: Sequence[MemoryTag] | None = None) -> None:
+        """Take released memory back; None: all."""
+        await self._run(self._link.client.wake_up(tags, **self._target()))
 
     async def reset_prefix_cache(self, reset_running_requests: bool = False) -> None:  # noqa: FBT001, FBT002 - SkyRL's
         """Forget cached prefixes; with the flag, those of running requests too, which go on."""
@@ -368,10 +375,6 @@ def _rollout_in(row: Rollout | BusError) -> Rollout:
     if isinstance(row, BusError):
         raise row
     return row
-
-
-def _tags(tags: Sequence[str] | None) -> Sequence[Any]:
-    return [MemoryTag.WEIGHTS, MemoryTag.KV_CACHE] if tags is None else tags
 
 
 def _with_text_session(payload: Mapping[str, Any]) -> Json:
