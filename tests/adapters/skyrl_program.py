@@ -21,10 +21,12 @@ typing.is_typeddict = typing_extensions.is_typeddict
 import asyncio
 import json
 import pickle  # noqa: TID251 - as Ray does
+import socket
 import sys
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
+import aiohttp
 import peft  # noqa: F401 - before the stand-in: it looks for the real one
 import torch
 import transformers.modeling_flash_attention_utils  # noqa: F401 - the same
@@ -211,6 +213,18 @@ class Trainer:
         self.cfg.trainer.policy.model.lora.rank = 4 if is_used else 0
         self.client = self._new_client()
         return None
+
+    async def endpoint(self, path: str, body: dict[str, Any]) -> object:
+        """SkyRL's own HTTP endpoint, whose server has a thread and an event loop to itself."""
+        words = self.cfg.generator.inference_engine
+        if not words.enable_http_endpoint:
+            with socket.create_server(("127.0.0.1", 0)) as free:
+                words.http_endpoint_port = free.getsockname()[1]
+            words.enable_http_endpoint = True
+            self.client = await asyncio.to_thread(self._new_client)
+        url = f"http://127.0.0.1:{words.http_endpoint_port}{path}"
+        async with aiohttp.ClientSession() as session, session.post(url, json=body) as answer:
+            return [answer.status, await answer.json()]
 
     async def other_sender(self) -> object:
         """Weights would come by SkyRL's own NCCL group."""

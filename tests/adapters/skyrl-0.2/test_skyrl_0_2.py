@@ -239,6 +239,17 @@ async def test_openais_requests_are_answered(trainer: Trainer, model: Path) -> N
     assert (answer["error"]["code"], "max_tokns" in answer["error"]["message"]) == (400, True)
 
 
+async def test_skyrls_http_endpoint_answers(per_worker: Trainer, model: Path) -> None:
+    await per_worker.do("sync", shift=0)
+    body = {"model": str(model), "prompt": [2], "max_tokens": 3, "ignore_eos": True}
+    asked = {**body, "return_token_ids": True, "session_id": "a"}
+    status, answer = await per_worker.do("endpoint", path="/v1/completions", body=asked)
+    assert (status, answer["choices"][0]["token_ids"]) == (200, said_after([2], 3))
+    wrong = {**body, "temperature": -1.0}
+    status, answer = await per_worker.do("endpoint", path="/v1/completions", body=wrong)
+    assert (status, "temperature" in answer["error"]["message"]) == (400, True)
+
+
 async def test_memory_is_released_and_taken_back(trainer: Trainer, client: RolloutClient) -> None:
     await trainer.do("sync", shift=0)
     await trainer.call("sleep")

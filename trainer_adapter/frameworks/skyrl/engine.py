@@ -7,9 +7,10 @@ one's but the sizes. `FleetEngine` is the one of the version that is installed.
 # pyright: basic, reportMissingImports=false, reportAttributeAccessIssue=false
 # SkyRL is not installed where types are checked, and leaves much untyped.
 
+import asyncio
 import functools
 import logging
-from collections.abc import Callable, Coroutine, Hashable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Hashable, Iterable, Mapping, Sequence
 from http import HTTPStatus
 from math import prod
 from typing import Any, TypeVar
@@ -264,8 +265,10 @@ class FleetEngine(InferenceEngineInterface):
 
     async def get_world_size(self) -> tuple[int, int]:
         """(ranks of all its workers, ranks of each)."""
-        per_worker = prod(self._sizes[kind] for kind in ("tp", "pp", "dp"))
-        return per_worker * len(self._facts), per_worker
+        facts = await asyncio.to_thread(self._link.facts)
+        sizes = _sizes_of(facts.values())
+        per_worker = prod(sizes[kind] for kind in ("tp", "pp", "dp"))
+        return per_worker * len(facts), per_worker
 
     def tp_size(self) -> int:
         """Ranks over which a worker's tensors are split."""
@@ -284,17 +287,8 @@ class FleetEngine(InferenceEngineInterface):
         return self._sizes["ep"]
 
     @functools.cached_property
-    def _facts(self) -> dict[str, ServerFacts]:
-        return self._link.facts()
-
-    @functools.cached_property
     def _sizes(self) -> dict[str, int]:
-        found = {
-            tuple(each.parallel.get(kind, 1) for kind in _SIZES) for each in self._facts.values()
-        }
-        if len(found) > 1:
-            raise SettingsError("workers are split in different ways: make an engine for each")
-        return dict(zip(_SIZES, found.pop(), strict=True))
+        return _sizes_of(self._link.facts().values())
 
     @functools.cached_property
     def _openai(self) -> OpenAIClient:
@@ -367,6 +361,18 @@ class FleetEngine(InferenceEngineInterface):
             return await self._run(answer(body, **options))
         except BusError as error:
             return _error_of(error)
+
+
+def _sizes_of(facts: Iterable[ServerFacts]) -> dict[str, int]:
+    """Over how many ranks each of these workers is split.
+
+    Raises:
+        SettingsError: they differ.
+    """
+    found = {tuple(each.parallel.get(kind, 1) for kind in _SIZES) for each in facts}
+    if len(found) > 1:
+        raise SettingsError("workers are split in different ways: make an engine for each")
+    return dict(zip(_SIZES, found.pop(), strict=True))
 
 
 def _rollout_in(row: Rollout | BusError) -> Rollout:
