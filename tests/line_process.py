@@ -13,6 +13,8 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 DEADLINE_S = 120.0
 """Of every wait; a first use of a GPU takes seconds."""
+LINE_BYTES = 1 << 24
+"""An answer is no longer."""
 
 
 class LineProcess:
@@ -49,16 +51,19 @@ class LineProcess:
 
 
 @asynccontextmanager
-async def line_processes(modules: Iterable[Sequence[str]]) -> AsyncGenerator[list[LineProcess]]:
+async def line_processes(
+    modules: Iterable[Sequence[str]], python: str | Path = sys.executable
+) -> AsyncGenerator[list[LineProcess]]:
     """One for each module with its arguments, ready; killed at the end."""
     started: list[LineProcess] = []
     try:
         for module in modules:
             process = await asyncio.create_subprocess_exec(
-                *(sys.executable, "-m", *module),
+                *(python, "-m", *module),
                 cwd=ROOT,
                 stdin=PIPE,
                 stdout=PIPE,
+                limit=LINE_BYTES,
                 env={**os.environ, "OMP_NUM_THREADS": "1"},
             )
             started.append(LineProcess(process))

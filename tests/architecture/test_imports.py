@@ -66,6 +66,7 @@ CORNERS = {
     "openai": r"tests/.*",
     # A framework is imported in its own adapter alone.
     "trl": r"trainer_adapter/frameworks/trl/.*|tests/adapters/.*|benchmarks/adapter_overhead\.py",
+    "skyrl": r"trainer_adapter/frameworks/skyrl/.*|tests/adapters/.*",
     "peft": r"tests/.*",
     "datasets": r"tests/adapters/.*|benchmarks/adapter_overhead\.py",
     "playwright": r"tests/.*",

@@ -43,8 +43,8 @@ BANNED = {
 BANNED_METHODS = {"recv_pyobj", "send_pyobj", "recv_serialized", "send_serialized"}
 BANNED_FLAGS = {"allow_pickle", "shell", "trust_remote_code"}
 
-OWN_PICKLES = {"tests/unit/rolloutbus/test_pickling.py"}
-"""Tests that load what they have pickled themselves, as the process pools of users do."""
+OWN_PICKLES = {"tests/unit/rolloutbus/test_pickling.py", "tests/adapters/skyrl_program.py"}
+"""Tests that load what they have pickled themselves, as process pools and Ray do."""
 
 UNSAFE_SNIPPETS = [
     "import pickle",
