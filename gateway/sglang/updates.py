@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING, Any
 
 from fastapi import APIRouter, Request, Response
 
+from rolloutbus.bus.paths import below
 from rolloutbus.bus.wire.errors import Refused
-from rolloutbus.bus.wire.messages.endings import Problem, bad_request
+from rolloutbus.bus.wire.messages.endings import Problem
 from rolloutbus.gateway.exchange import (
     BodyTooLarge,
     Json,
@@ -77,7 +78,7 @@ class UpdatesApi:
             )
             raise Refused(Problem("unsupported", message, "not_started", field="model_path"))
         root = Path(self._settings.weights_root)
-        name = _below(root, body.model_path)
+        name = below(body.model_path, root, field="model_path")
 
         def opened() -> "Checkpoint":
             from rolloutbus.trainer_adapter.publisher.checkpoint import (  # noqa: PLC0415
@@ -166,21 +167,6 @@ def _with_torch(opened: Callable[[], "Checkpoint"]) -> "Checkpoint":
             raise
         message = f"to publish weights this gateway needs the package {error.name}: install it"
         raise Refused(Problem("unsupported", message, "not_started")) from error
-
-
-def _below(root: Path, path: str) -> str:
-    """The path relative to the root; an absolute one must lie below it.
-
-    Raises:
-        Refused: it lies elsewhere.
-    """
-    if not path.startswith("/"):
-        return path.rstrip("/")
-    try:
-        return str(Path(path).relative_to(root))
-    except ValueError as error:
-        message = f"{path[:200]!r} does not lie below the gateway's weights root"
-        raise Refused(bad_request("model_path", message)) from error
 
 
 async def _octets(request: Request, limit: int) -> bytes:

@@ -265,7 +265,7 @@ async def test_adapter_is_loaded_on_all_workers_and_forgotten(
     served: Gateway, client: RolloutClient, versions: Path, tiny_model: Path
 ) -> None:
     random_lora(trained(tiny_model, 6), 1).save(versions / "adapters" / "math")
-    body = {"lora_name": "math", "lora_path": "adapters/math"}
+    body = {"lora_name": "math", "lora_path": str(versions / "adapters" / "math")}
 
     loaded = (await served.ask("POST", "/load_lora_adapter", body)).json
 
