@@ -29,6 +29,7 @@ ROUTER_COUNTERS: Mapping[str, str] = {
     "offenders_dismissed": "Connections ended for too many malformed messages.",
     "own_pauses": "Times that the router itself stood still, so that it judged no lease.",
     "places_moved": "Open sessions that got a place at another worker.",
+    "policies_aborted": "Times that a trainer stopped the requests of all clients for a policy.",
     "poisoned": "Requests that are never sent again because they kill engines.",
     "prefix_affinity": "Requests placed at a worker because it had their beginning cached.",
     "prefix_gaps": "News about cached prefixes that a worker sent and that did not arrive.",

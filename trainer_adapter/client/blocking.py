@@ -10,7 +10,7 @@ import inspect
 import os
 import threading
 from collections.abc import AsyncGenerator, Callable, Coroutine, Generator
-from typing import Any, Concatenate, Generic, ParamSpec, Protocol, TypeVar, get_args, overload
+from typing import Any, Concatenate, Generic, ParamSpec, Protocol, TypeVar, cast, get_args, overload
 
 import uvloop
 
@@ -161,6 +161,13 @@ def blocking(method: Callable[..., Any]) -> Any:
         return twin.loop.read(plain(twin.original, *args, **kwargs))
 
     return _returning(read, Generator[get_args(returned)[0]])
+
+
+def blocking_overloads(
+    method: Callable[Concatenate[Any, P], Coroutine[Any, Any, R]],
+) -> Callable[Concatenate[Any, P], R]:
+    """`blocking` of a method with overloads: by this a type checker sees each of them."""
+    return cast("Callable[Concatenate[Any, P], R]", blocking(method))
 
 
 @overload

@@ -7,7 +7,13 @@ from typing import Any, NoReturn, Self, TypeVar
 from rolloutbus.bus.strict_calls import strict
 from rolloutbus.bus.wire.errors import LocalProtocolError, cannot_be_pickled
 from rolloutbus.trainer_adapter.client.asks import ask_of
-from rolloutbus.trainer_adapter.client.blocking import LoopThread, Twin, at_once, blocking
+from rolloutbus.trainer_adapter.client.blocking import (
+    LoopThread,
+    Twin,
+    at_once,
+    blocking,
+    blocking_overloads,
+)
 from rolloutbus.trainer_adapter.client.client import RolloutClient, settings_for
 from rolloutbus.trainer_adapter.client.core.effects import FleetChanged
 from rolloutbus.trainer_adapter.client.core.session_book import HeldSession
@@ -140,10 +146,11 @@ class SyncRolloutClient(Twin[RolloutClient]):
     accept_fleet = at_once(RolloutClient.accept_fleet)
 
     generate = blocking(RolloutClient.generate)
-    generate_batch = blocking(RolloutClient.generate_batch)
+    generate_batch = blocking_overloads(RolloutClient.generate_batch)
     stream = blocking(RolloutClient.stream)
     session = at_once(RolloutClient.session, SyncSession)
     abort = blocking(RolloutClient.abort)
+    abort_policy = blocking(RolloutClient.abort_policy)
     reattach = blocking(RolloutClient.reattach)
     collect = blocking(RolloutClient.collect)
     follow = blocking(RolloutClient.follow)
