@@ -26,6 +26,7 @@ from rolloutbus.gateway.exchange import (
     while_connected,
 )
 from rolloutbus.gateway.settings import GatewaySettings
+from rolloutbus.gateway.sglang.labels import WeightLabels
 from rolloutbus.gateway.sglang.replies import refuse_unserved, telling_success
 from rolloutbus.gateway.sglang.update_body import (
     PICKLED,
@@ -53,9 +54,12 @@ OCTETS = "application/octet-stream"
 class UpdatesApi:
     """Publishes through a client of the bus, whose principal must be allowed to."""
 
-    def __init__(self, client: RolloutClient, settings: GatewaySettings) -> None:
+    def __init__(
+        self, client: RolloutClient, settings: GatewaySettings, labels: WeightLabels
+    ) -> None:
         self._client = client
         self._settings = settings
+        self._labels = labels
         self.router = APIRouter()
         for path, answer in (
             ("/update_weights_from_disk", self.from_disk),
@@ -125,6 +129,8 @@ class UpdatesApi:
         checkpoint = await asyncio.to_thread(_with_torch, opened)
         with checkpoint:
             published = await while_connected(request, self._publish(body, checkpoint))
+        if body.weight_version is not None:
+            self._labels.note(body.policy, published.version, body.weight_version)
         return as_json(*_reply(published))
 
     async def _publish(self, body: UpdateBody, checkpoint: "Checkpoint") -> "Published":

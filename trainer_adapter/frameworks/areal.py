@@ -231,7 +231,7 @@ class FleetEngine(RemoteInfEngine):
         """The fleet's number of its newest version."""
         response = requests.get(f"http://{self.addresses[0]}/model_info", timeout=QUESTION_S)
         response.raise_for_status()
-        return int(response.json()["weight_version"])
+        return int(response.json()["weight_versions"]["default"])
 
 
 class RemoteFleetEngine(RemoteSGLangEngine):
