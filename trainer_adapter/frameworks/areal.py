@@ -30,7 +30,6 @@ from areal.experimental.inference_service.router.state import WorkerInfo
 from areal.infra import RemoteInfEngine
 from areal.trainer import rl_trainer
 from areal.utils.network import split_hostport
-from fastapi import FastAPI
 
 from rolloutbus.bus.wire.errors import RemoteProtocolError, SettingsError
 
@@ -278,7 +277,7 @@ def use_fleet() -> None:
     rl_trainer.RemoteSGLangEngine = RemoteFleetEngine
 
 
-def router_app(config: RouterConfig) -> FastAPI:
+def router_app(config: RouterConfig) -> Any:  # noqa: ANN401 - an application of FastAPI
     """AReaL's own router of its inference service, which chooses by `FleetRouting`.
 
     Raises:
