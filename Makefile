@@ -18,7 +18,7 @@ SGLANG_VENV := .venv-sglang$(if $(filter-out $(SGLANG_DEFAULT),$(SGLANG)),-$(SGL
 SGLANG_STAMP := $(SGLANG_VENV)/.installed
 SGLANG_NEEDS := tests/sglang/requirements-$(SGLANG).txt
 PEERS_VENV := .venv-peers
-ADAPTERS := trl skyrl-0.3
+ADAPTERS := areal skyrl-0.3 trl
 # Those that take longer than a minute.
 ADAPTERS_NIGHTLY := skyrl-0.2
 PEERS_NEEDS := tests/peers/requirements.txt tests/peers/requirements-alone.txt
@@ -65,13 +65,16 @@ $(PEERS_VENV)/.installed: $(PEERS_NEEDS)
 	@$(PEERS_VENV)/bin/$(PIP_INSTALL) --no-deps --requirement $(word 2,$(PEERS_NEEDS))
 	@touch $@
 
-# A framework's environment has what .venv has, and on top what the framework asks for.
+# A framework's environment has what .venv has, and on top what the framework asks for; and what is
+# to be installed alone, because its dependencies are others than those here.
 .PRECIOUS: .venv-%/.installed
 .venv-%/.installed: tests/adapters/%/requirements.txt $(STAMP)
 	$(call make_venv,.venv-$*,0.2 to 0.5 GB)
 	@cd .venv-$*/lib/python3*/site-packages && \
 		echo "import site; site.addsitedir('$$(echo $(abspath $(VENV))/lib/python3*/site-packages)')" >beside.pth
 	@.venv-$*/bin/$(PIP_INSTALL) --requirement $<
+	@! test -f $(<D)/requirements-alone.txt || \
+		.venv-$*/bin/$(PIP_INSTALL) --no-deps --requirement $(<D)/requirements-alone.txt
 	@touch $@
 
 check: $(STAMP) ## What a commit must pass before it is pushed, in 2 minutes

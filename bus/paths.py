@@ -73,6 +73,21 @@ def named_directory(name: str, root: Path, files: Collection[str], *, field: str
     return root / name
 
 
+def below(name: str, root: Path, *, field: str = "path") -> str:
+    """The name relative to the root, as those who open it want it; an absolute one must lie below.
+
+    Raises:
+        Refused: it lies elsewhere; `field` is the problem's.
+    """
+    if not name.startswith("/"):
+        return name.rstrip("/")
+    try:
+        return str(Path(name).relative_to(root))
+    except ValueError as error:
+        message = f"{name[:200]!r} does not lie below the root that the operator allows"
+        raise Refused(_problem(field, message)) from error
+
+
 def check_path(name: str, suffixes: frozenset[str], *, field: str = "path") -> Problem | None:
     """Why this text cannot name a file below a root; None if it can."""
     problem = _check_plain(name, field)

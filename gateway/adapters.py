@@ -19,7 +19,7 @@ class LoadBody(msgspec.Struct, frozen=True, kw_only=True):
 
     lora_name: Name
     lora_path: Name
-    """Directory of a PEFT adapter, relative to the workers' `weights_root`."""
+    """Directory of a PEFT adapter below the workers' `weights_root`, absolute or relative to it."""
 
 
 class UnloadBody(msgspec.Struct, frozen=True, kw_only=True):

@@ -19,6 +19,8 @@ from rolloutbus.gateway.settings import GatewaySettings
 from rolloutbus.gateway.sglang.adapters import AdaptersApi
 from rolloutbus.gateway.sglang.control import ControlApi
 from rolloutbus.gateway.sglang.generation import GenerationApi
+from rolloutbus.gateway.sglang.labels import WeightLabels
+from rolloutbus.gateway.sglang.update_steps import UpdateStepsApi
 from rolloutbus.gateway.sglang.updates import UpdatesApi
 from rolloutbus.gateway.sglang.weights import WeightsApi
 from rolloutbus.gateway.skyrl.api import SkyRLApi
@@ -38,6 +40,8 @@ def gateway_app(
     traffic: Traffic | None = None,
     parsers: SglangParsers | None = None,
     pages: OpenPages | None = None,
+    *,
+    labels: WeightLabels | None = None,
 ) -> FastAPI:
     """An ASGI application that answers through `client`.
 
@@ -49,14 +53,17 @@ def gateway_app(
         traffic: what `/metrics` tells of HTTP; None: nothing. Whoever serves counts it.
         parsers: SGLang's, which read answers; None: transformers reads them.
         pages: that are open at this gateway; None: at this application only.
+        labels: what trainers call versions; None: those of this application only.
     """
     app = FastAPI(title="rolloutbus", docs_url=None, redoc_url=None, openapi_url=None)
     app.include_router(MetricsApi(client, traffic or Traffic()).router)
     if not settings.only_metrics:
+        labels = labels or WeightLabels()
         app.include_router(OpenAIApi(client, settings, tokenizer, parsers).router)
-        app.include_router(GenerationApi(client, settings, tokenizer).router)
-        app.include_router(ControlApi(client, settings).router)
-        app.include_router(UpdatesApi(client, settings).router)
+        app.include_router(GenerationApi(client, settings, tokenizer, labels).router)
+        app.include_router(ControlApi(client, settings, labels).router)
+        app.include_router(UpdatesApi(client, settings, labels).router)
+        app.include_router(UpdateStepsApi(client, settings, labels).router)
         app.include_router(WeightsApi(client, settings).router)
         app.include_router(AdaptersApi(client, settings).router)
         app.include_router(SkyRLApi(client, settings, tokenizer).router)

@@ -9,6 +9,8 @@ from rolloutbus.bus.wire.messages.endings import bad_request
 from rolloutbus.gateway.exchange import Json
 
 SESSION = "x-session-id"
+ROUTING_KEY = "x-smg-routing-key"
+"""SMG's name of it: requests with the same key go to the same worker."""
 DEADLINE = "x-deadline-ms"
 VERSION_POLICY = "x-smg-version-policy"
 WEIGHT_VERSION = "x-smg-weight-version"
@@ -49,6 +51,7 @@ def _session(value: str) -> str:
 
 _READERS: Mapping[str, tuple[str, Callable[[str], str | float]]] = {
     SESSION: ("session_id", _session),
+    ROUTING_KEY: ("session_id", _session),
     DEADLINE: ("timeout", _deadline_s),
     VERSION_POLICY: ("versions", versions_of_policy),
 }
@@ -66,9 +69,10 @@ def with_headers(request: Request, body: Json) -> Json:
         value = request.headers.get(header)
         if value is None:
             continue
+        before = said.get(field, body.get(field))
         said[field] = read(value)
-        if body.get(field) not in (None, said[field]):
-            message = f"the header {header} and the body's {field} differ; leave one out"
+        if before not in (None, said[field]):
+            message = f"the header {header} and another {field} differ; leave one out"
             raise Refused(bad_request(field, message))
     return {**body, **said}
 

@@ -54,6 +54,9 @@ TYPE_OF_STATUS: Mapping[HTTPStatus, str] = {
 
 AGAIN_S = 1
 """When to try again, where the router names no time."""
+REASON = "x-error-message"
+MAX_REASON = 500
+"""Characters of it in a header."""
 SHORT_OF_ROOM = frozenset({HTTPStatus.TOO_MANY_REQUESTS, HTTPStatus.SERVICE_UNAVAILABLE})
 
 
@@ -77,11 +80,17 @@ def status_of(error: BusError) -> HTTPStatus:
 
 
 def headers_of(error: BusError) -> dict[str, str]:
-    """`Retry-After`, in whole seconds, where another try may help."""
-    if status_of(error) not in SHORT_OF_ROOM:
-        return {}
-    wait_ms = error.retry_after_ms if isinstance(error, RequestError) else 0
-    return {"Retry-After": str(-(-wait_ms // 1000) or AGAIN_S)}
+    """The sentence of the body, for clients that look at no body, and when to try again.
+
+    `Retry-After` is in whole seconds, where another try may help.
+    """
+    told = openai_error(error)["error"]["message"]
+    plain = told.encode("ascii", "replace").decode()
+    headers = {REASON: "".join(each if each.isprintable() else " " for each in plain)[:MAX_REASON]}
+    if status_of(error) in SHORT_OF_ROOM:
+        wait_ms = error.retry_after_ms if isinstance(error, RequestError) else 0
+        headers["Retry-After"] = str(-(-wait_ms // 1000) or AGAIN_S)
+    return headers
 
 
 def with_field_of(names: Mapping[str, str], error: BusError) -> BusError:

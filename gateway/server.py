@@ -22,6 +22,7 @@ from rolloutbus.gateway.keys.http_keys import read_http_keys
 from rolloutbus.gateway.keys.keyed_app import KeyedApp
 from rolloutbus.gateway.live.open_page import OpenPages
 from rolloutbus.gateway.settings import GatewaySettings
+from rolloutbus.gateway.sglang.labels import WeightLabels
 from rolloutbus.gateway.traffic import CountTraffic, Traffic
 from rolloutbus.trainer_adapter.client.client import RolloutClient, settings_for
 from rolloutbus.trainer_adapter.openai.formats import UNREAD, answer_format
@@ -145,14 +146,14 @@ async def run_gateway(settings: GatewaySettings, on_ready: Callable[[str], None]
         settings.host, settings.port, asks_for_keys=bool(keys), stall_s=settings.stall_s
     )
     traffic = Traffic()
-    pages = OpenPages()
+    pages, labels = OpenPages(), WeightLabels()
     clients: list[RolloutClient] = []
 
     async def connected(name: str, key_file: str, stack: AsyncExitStack) -> FastAPI:
         unique = "" if key_file else f"{name}-{os.getpid()}"
         client = RolloutClient(settings_for(settings.router, unique, key_file))
         clients.append(await stack.enter_async_context(client))
-        return gateway_app(client, settings, tokenizer, traffic, parsers, pages)
+        return gateway_app(client, settings, tokenizer, traffic, parsers, pages, labels=labels)
 
     async def abort_all() -> None:
         for client in clients:

@@ -6,7 +6,7 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
-from rolloutbus.bus.paths import named_directory
+from rolloutbus.bus.paths import below, named_directory
 from rolloutbus.bus.security.zmq_curve import Dialer
 from rolloutbus.bus.transport.bulk import BulkLink
 from rolloutbus.bus.wire.errors import EngineFailed, PeerLost, RemoteProtocolError, SettingsError
@@ -36,7 +36,8 @@ def adapter_folder(ask: LoadLora, root: str) -> Path:
     if not root:
         message = "This worker reads no files: its operator has set no `weights_root`."
         raise EngineFailed(Problem("unsupported", message, "not_started", field="path"))
-    folder = named_directory(ask.path, Path(root), (CONFIG, TENSORS))
+    name = below(ask.path, Path(root))
+    folder = named_directory(name, Path(root), (CONFIG, TENSORS))
     for each in folder.iterdir():
         if each.suffix in PICKLES:
             raise EngineFailed(bad_request("path", f"{each.name} may hold code; remove it"))

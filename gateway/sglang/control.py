@@ -1,15 +1,19 @@
 """SGLang's control of an engine, for the fleet as if it were one: pauses, memory, health, load."""
 
+from math import prod
+
 import msgspec
 from fastapi import APIRouter, Request, Response
 
 from rolloutbus.bus.actor.ref import FLEET
 from rolloutbus.bus.wire.errors import Refused
+from rolloutbus.bus.wire.messages.control import ServerFacts
 from rolloutbus.bus.wire.messages.endings import Problem
 from rolloutbus.bus.wire.messages.generation import SamplingParams
 from rolloutbus.gateway.engine_routes import ENGINE_ROUTES
 from rolloutbus.gateway.exchange import Json, as_json, body_of, while_connected
 from rolloutbus.gateway.settings import GatewaySettings
+from rolloutbus.gateway.sglang.labels import WeightLabels
 from rolloutbus.trainer_adapter.client.client import RolloutClient
 from rolloutbus.trainer_adapter.client.core.results import FleetResult
 from rolloutbus.trainer_adapter.client.engine_gauges import cache_used, loads_of
@@ -18,6 +22,8 @@ HEALTH_DEADLINE_S = 20.0
 STATUS_DEADLINE_S = 3.0
 """Of a look at the fleet's health: a router that does not answer is none."""
 LOADS_DEADLINE_S = 3.0
+SPLITS = ("tp", "pp", "dp")
+"""What multiplies the ranks of an engine."""
 SENTENCES = {
     "pause_generation": "Generation paused successfully.",
     "continue_generation": "Generation continued successfully.",
@@ -26,17 +32,24 @@ SENTENCES = {
 }
 """Engine route -> what its answer says."""
 HOW_WORKERS_JOIN = (
-    "nobody adds a worker of the bus by URL, it joins by itself: start it with the router's "
-    "address (rolloutbus worker), or bring up more of them (rolloutbus up -n N)"
+    "nobody adds or removes a worker of the bus by URL, it joins by itself: start it with the "
+    "router's address (rolloutbus worker), or bring up more of them (rolloutbus up -n N)"
 )
+LOAD_PARTS = frozenset({"all", "core", "memory", "spec", "lora", "disagg", "queues"})
+"""Which figures SGLang is asked for."""
+THIS = "gateway"
+"""Id of the one server that a router of SGLang would have here: the fleet, as this gateway."""
 
 
 class ControlApi:
     """Answers SGLang's commands to an engine through a client of the bus."""
 
-    def __init__(self, client: RolloutClient, settings: GatewaySettings) -> None:
+    def __init__(
+        self, client: RolloutClient, settings: GatewaySettings, labels: WeightLabels
+    ) -> None:
         self._client = client
         self._settings = settings
+        self._labels = labels
         self.router = APIRouter()
         for path, answer, methods in (
             *((f"/{name}", self.command, ["POST"]) for name in SENTENCES),
@@ -47,8 +60,14 @@ class ControlApi:
             ("/get_server_info", self.server_info, ["GET"]),
             ("/model_info", self.model_info, ["GET"]),
             ("/get_model_info", self.model_info, ["GET"]),
+            ("/get_weight_version", self.weight_version, ["GET"]),
+            ("/weight_version", self.weight_version, ["GET"]),
             ("/list_workers", self.list_workers, ["GET"]),
+            ("/workers", self.servers, ["GET"]),
+            ("/workers", self.register, ["POST"]),
+            ("/workers/{server}", self.add_worker, ["DELETE"]),
             ("/add_worker", self.add_worker, ["POST"]),
+            ("/remove_worker", self.add_worker, ["POST"]),
             ("/v1/loads", self.loads, ["GET"]),
             ("/get_load", self.get_load, ["GET"]),
         ):
@@ -89,9 +108,9 @@ class ControlApi:
         return as_json({"status": "ok", "worker": rollout.worker})
 
     async def server_info(self) -> Response:
-        """`GET /server_info`: facts and counters of each worker's engine."""
+        """`GET /server_info`: facts and counters of each worker's engine, and how it is split."""
         result = await self._client.server_info(check=False)
-        return as_json({"workers": _by_worker(result), "silent": result.silent})
+        return as_json({**_split(result), "workers": _by_worker(result), "silent": result.silent})
 
     async def model_info(self) -> Response:
         """`GET /model_info`: the served name and the committed weight version of each policy."""
@@ -101,25 +120,52 @@ class ControlApi:
             {
                 "model_path": self._settings.model_path or self._settings.served_names[0],
                 "is_generation": True,
-                "weight_version": str(versions.get("default", 0)),
+                "weight_version": self._labels.label_of("default", versions.get("default", 0)),
                 "weight_versions": versions,
             }
         )
 
-    async def list_workers(self) -> Response:
-        """`GET /list_workers`: the router's table."""
+    async def weight_version(self) -> Response:
+        """`GET /get_weight_version`: what the trainer calls the committed version."""
+        version = (await self._client.status()).committed.get("default", 0)
+        return as_json({"weight_version": self._labels.label_of("default", version)})
+
+    async def list_workers(self, request: Request) -> Response:
+        """`GET /list_workers`: the router's table, and the URL at which all of it is asked."""
         status = await self._client.status()
-        return as_json({"workers": msgspec.to_builtins(status.workers)})
+        rows = msgspec.to_builtins(status.workers)
+        return as_json({"urls": [_url_of(request)], "workers": rows})
+
+    async def servers(self, request: Request) -> Response:
+        """`GET /workers`: the servers of SGLang's router, which is one: this gateway."""
+        status = await self._client.status()
+        row = {
+            "id": THIS,
+            "url": _url_of(request),
+            "model_id": self._settings.served_names[0],
+            "worker_type": "regular",
+            "is_healthy": any(not each.blocked_by for each in status.workers),
+            "load": status.n_running,
+        }
+        return as_json({"workers": [row], "total": 1})
+
+    async def register(self, request: Request) -> Response:
+        """`POST /workers`: a server that is this gateway is here already; others are refused."""
+        body = await body_of(request, self._settings.max_body_bytes)
+        if body.get("url") != _url_of(request) or body.get("worker_type", "regular") != "regular":
+            return await self.add_worker()
+        return as_json({"status": "ok", "worker_id": THIS, "url": body["url"]})
 
     async def add_worker(self) -> Response:
-        """`POST /add_worker`: refused, since workers join by themselves."""
+        """`POST /add_worker` and others: refused, since workers come and go by themselves."""
         raise Refused(Problem("unsupported", HOW_WORKERS_JOIN, "not_started", field="url"))
 
     async def loads(self, request: Request) -> Response:
         """`GET /v1/loads`: what each worker has to do."""
-        for name in request.query_params:
-            message = "every worker's load comes whole, as JSON; /metrics has it for Prometheus"
-            raise Refused(Problem("unsupported", message, "not_started", field=name[:64]))
+        for name, value in request.query_params.items():
+            if name != "include" or not set(value.split(",")) <= LOAD_PARTS:
+                message = "every worker's load comes whole, as JSON; /metrics has it for Prometheus"
+                raise Refused(Problem("unsupported", message, "not_started", field=name[:64]))
         rows, n_queued = await while_connected(request, self._loads())
         return as_json({"loads": rows, "num_waiting_reqs": n_queued})
 
@@ -156,6 +202,22 @@ class ControlApi:
             }
             rows.append(row)
         return rows, status.n_queued
+
+
+def _url_of(request: Request) -> str:
+    """Where the caller found this gateway."""
+    return str(request.base_url).rstrip("/")
+
+
+def _split(result: FleetResult) -> Json:
+    """Over how many ranks: all engines together, and each of them, where they are alike."""
+    found = [each.parallel for each in result.by_worker.values() if isinstance(each, ServerFacts)]
+    told: Json = {"num_gpus": sum(prod(each.get(kind, 1) for kind in SPLITS) for each in found)}
+    for kind in SPLITS:
+        sizes = {each.get(kind, 1) for each in found}
+        if len(sizes) == 1:
+            told[f"{kind}_size"] = sizes.pop()
+    return told
 
 
 def _by_worker(result: FleetResult) -> Json:

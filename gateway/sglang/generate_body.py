@@ -1,5 +1,6 @@
 """SGLang's `/generate`: its body as requests of the bus, and rollouts as its replies."""
 
+import base64
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Annotated, Any, Literal, cast
 
@@ -34,10 +35,10 @@ NAMES_IN_BODY = {
 IGNORED = frozenset({"log_metrics", "return_text_in_logprobs", "model"})
 """Fields that change nothing about the samples."""
 OFF: Mapping[str, tuple[object, ...]] = {
-    "logprob_start_len": (-1,),
     "token_ids_logprob": (),
+    "token_ids_logprob_positions": (),
     "return_hidden_states": (),
-    "return_routed_experts": (),
+    "return_indexer_topk": (),
     "return_sampling_mask": (),
     "return_bytes": (),
     "custom_logit_processor": (),
@@ -51,6 +52,7 @@ OFF: Mapping[str, tuple[object, ...]] = {
     "bootstrap_port": (),
     "bootstrap_room": (),
     "lora_id": (),
+    "extra_key": (),
     "routed_dp_rank": (),
     "data_parallel_rank": (),
 }
@@ -66,7 +68,10 @@ class GenerateBody(msgspec.Struct, frozen=True, kw_only=True):
     """Of one prompt, or of several."""
     sampling_params: Json | None = None
     return_logprob: bool | None = None
+    logprob_start_len: Annotated[int, msgspec.Meta(ge=-1)] | None = None
+    """From which token of the prompt on logprobs are wanted; -1: from none."""
     top_logprobs_num: Annotated[int, msgspec.Meta(ge=0)] | None = None
+    return_routed_experts: bool | None = None
     stream: bool = False
     rid: str | list[str] | None = None
     """How `/abort_request` names it; a list has one for each prompt."""
@@ -80,12 +85,22 @@ class GenerateBody(msgspec.Struct, frozen=True, kw_only=True):
     """Seconds from now for the whole request."""
 
 
+class CustomParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """`custom_params` of slime: what it asks of its SGLang beyond others'."""
+
+    return_top_p_token_ids: bool = False
+    """The support that each token was sampled from."""
+
+
 class GenerateSampling(SamplingParams, frozen=True, kw_only=True):
     """`sampling_params`: how tokens are drawn, and what else SGLang has there."""
 
     sampling_seed: int | None = msgspec.field(name="sampling_seed", default=None)
     """The bus has it on the wire by another name."""
+    max_new_tokens: int = 128
+    """0: the prompt's logprobs alone are wanted."""
     n: Annotated[int, msgspec.Meta(ge=1, le=MAX_SAMPLES)] = 1
+    custom_params: CustomParams | None = None
     json_schema: str | None = None
     regex: str | None = None
     ebnf: str | None = None
@@ -103,10 +118,16 @@ class Prompts(msgspec.Struct, frozen=True):
     is_batch: bool
     """The reply is a list."""
     sampling: SamplingParams
+    is_scored_only: bool
+    """The prompt's logprobs are wanted, and no sample."""
     options: GenerateOptions
     skip_special: bool
     names: list[str]
     """The caller's names, one for each prompt, or none."""
+
+    def name_of(self, row: int) -> str:
+        """What the caller calls a sample; empty: nothing."""
+        return self.names[row // self.n] if self.names else ""
 
 
 def generate_body(fields: Json) -> GenerateBody:
@@ -124,15 +145,23 @@ def generate_body(fields: Json) -> GenerateBody:
     return converted(asked, GenerateBody)
 
 
-def prompts_of(body: GenerateBody, tokenizer: Tokenizer | None) -> Prompts:
+def prompts_of(
+    body: GenerateBody, tokenizer: Tokenizer | None, *, tells_cached: bool = False
+) -> Prompts:
     """What to sample.
+
+    Args:
+        body: as it was sent.
+        tokenizer: None: token ids only.
+        tells_cached: engines can tell how much of a prompt they had cached.
 
     Raises:
         Refused: a value is wrong; `.field` names it.
     """
     given = _sampling_of(body.sampling_params or {})
-    options = _options_of(body, given)
+    options = _options_of(body, given, tells_cached=tells_cached)
     tokens, is_batch = _tokens_of(body, tokenizer)
+    is_scored_only = given.max_new_tokens == 0 and _scored_from(body) is not None
     names = [body.rid] if isinstance(body.rid, str) else list(body.rid or ())
     if names and len(names) != len(tokens):
         raise Refused(bad_request("rid", f"{len(names)} names for {len(tokens)} prompts"))
@@ -142,7 +171,9 @@ def prompts_of(body: GenerateBody, tokenizer: Tokenizer | None) -> Prompts:
         is_batch=is_batch or given.n > 1,
         sampling=SamplingParams(
             **{name: getattr(given, name) for name in SamplingParams.__struct_fields__}
+            | ({"max_new_tokens": 1} if is_scored_only else {})
         ),
+        is_scored_only=is_scored_only,
         options=options,
         skip_special=given.skip_special_tokens,
         names=names,
@@ -150,16 +181,15 @@ def prompts_of(body: GenerateBody, tokenizer: Tokenizer | None) -> Prompts:
 
 
 def reply_of(
-    rollout: Rollout, body: GenerateBody, prompts: Prompts, tokenizer: Tokenizer | None, name: str
+    rollout: Rollout, body: GenerateBody, prompts: Prompts, tokenizer: Tokenizer | None, row: int
 ) -> Json:
     """One sample, in SGLang's shape."""
-    tokens = rollout.tokens.tolist()
+    tokens = [] if prompts.is_scored_only else rollout.tokens.tolist()
     meta: Json = {
-        "id": name or rollout.rid,
-        "finish_reason": _finish_of(rollout),
+        "id": prompts.name_of(row) or rollout.rid,
+        "finish_reason": _finish_of(rollout, len(tokens)),
         "prompt_tokens": rollout.n_prompt_tokens,
         "completion_tokens": len(tokens),
-        "weight_version": str(rollout.version_runs[-1][0]) if rollout.version_runs else None,
         "weight_versions": [list(run) for run in rollout.version_runs],
         "worker": rollout.worker,
         "e2e_latency": (rollout.queue_ms + rollout.run_ms) / 1e3,
@@ -167,10 +197,13 @@ def reply_of(
     if rollout.lora:
         meta["lora"] = rollout.lora
     if body.return_logprob:
-        meta["output_token_logprobs"] = _pairs(rollout.logprobs, tokens)
-        meta["output_token_behaviour_logprobs"] = _pairs(rollout.behaviour_logprobs, tokens)
+        n = len(tokens)
+        meta["output_token_logprobs"] = pairs_of(rollout.logprobs[:n], tokens)
+        meta["output_token_behaviour_logprobs"] = pairs_of(rollout.behaviour_logprobs[:n], tokens)
         if body.top_logprobs_num:
-            meta["output_top_logprobs"] = list(_likeliest(rollout))
+            meta["output_top_logprobs"] = list(_likeliest(rollout))[:n]
+    meta |= _told_of_prompt(rollout, body, prompts.tokens[row // prompts.n])
+    meta |= _told_of_engine(rollout)
     reply: Json = {"output_ids": tokens, "meta_info": meta}
     if tokenizer is not None:
         text = tokenizer.decode(tokens, skip_special_tokens=prompts.skip_special)
@@ -183,10 +216,20 @@ def by_body(error: BusError) -> BusError:
     return with_field_of(NAMES_IN_BODY, error)
 
 
-def _options_of(body: GenerateBody, given: GenerateSampling) -> GenerateOptions:
+def _options_of(
+    body: GenerateBody, given: GenerateSampling, *, tells_cached: bool
+) -> GenerateOptions:
     options = options_in(body)
-    if body.top_logprobs_num:
-        options["want"] = Want(top_logprobs=body.top_logprobs_num)
+    scored_from = _scored_from(body)
+    options["want"] = Want(
+        top_logprobs=body.top_logprobs_num or 0,
+        prompt_logprobs=scored_from is not None,
+        prompt_logprobs_start=scored_from or 0,
+        routed_experts=bool(body.return_routed_experts),
+        sampling_mask=given.custom_params is not None
+        and given.custom_params.return_top_p_token_ids,
+        cached_tokens=tells_cached,
+    )
     grammars = [
         Grammar(kind, text) for kind in GRAMMARS if (text := getattr(given, kind)) is not None
     ]
@@ -196,6 +239,12 @@ def _options_of(body: GenerateBody, given: GenerateSampling) -> GenerateOptions:
     for grammar in grammars:
         options["grammar"] = grammar
     return options
+
+
+def _scored_from(body: GenerateBody) -> int | None:
+    """The first token of the prompt whose logprob is wanted; None: none is."""
+    start = body.logprob_start_len
+    return start if body.return_logprob and start is not None and start >= 0 else None
 
 
 def _sampling_of(given: Json) -> GenerateSampling:
@@ -225,13 +274,50 @@ def _tokens_of(body: GenerateBody, tokenizer: Tokenizer | None) -> tuple[list[To
     return tokens, not isinstance(body.text, str)
 
 
-def _finish_of(rollout: Rollout) -> Json:
+def _finish_of(rollout: Rollout, n_tokens: int) -> Json:
     if rollout.finish_reason == "length":
-        return {"type": "length", "length": len(rollout.tokens)}
+        return {"type": "length", "length": n_tokens}
     return {"type": rollout.finish_reason}
 
 
-def _pairs(values: "np.ndarray[Any, Any]", tokens: Sequence[int]) -> list[list[Any]]:
+def _told_of_prompt(rollout: Rollout, body: GenerateBody, prompt: TokenIds) -> Json:
+    """The logprobs of its tokens, if they were asked for."""
+    start, values = _scored_from(body), rollout.arrays.get("prompt_logprobs")
+    if start is None or values is None:
+        return {}
+    told: Json = {"input_token_logprobs": pairs_of(values, prompt[start:])}
+    ids = rollout.arrays.get("prompt_top_token_ids")
+    likeliest = rollout.arrays.get("prompt_top_logprobs")
+    if ids is not None and likeliest is not None:
+        rows = zip(likeliest, ids.tolist(), strict=True)
+        told["input_top_logprobs"] = [pairs_of(row, some) for row, some in rows]
+    return told
+
+
+def _told_of_engine(rollout: Rollout) -> Json:
+    """What engines were asked for besides; arrays are int32 in base64, as SGLang has them."""
+    told: Json = {}
+    cached = rollout.arrays.get("cached_tokens")
+    if cached is not None:
+        told["cached_tokens"] = int(cached[0])
+    experts = rollout.arrays.get("routed_experts")
+    if experts is not None:
+        told["routed_experts"] = _in_base64(experts)
+    support = rollout.arrays.get("sampling_mask")
+    counts = rollout.arrays.get("sampling_mask_counts")
+    # Tokens that an earlier attempt sampled are not described: half a support is none.
+    if support is not None and counts is not None and len(counts) == len(rollout.tokens):
+        told["top_p_token_ids"] = _in_base64(support)
+        told["top_p_token_offsets"] = _in_base64(np.cumsum([0, *counts]))
+    return told
+
+
+def _in_base64(values: "np.ndarray[Any, Any]") -> str:
+    return base64.b64encode(values.astype("<i4").tobytes()).decode()
+
+
+def pairs_of(values: "np.ndarray[Any, Any]", tokens: Sequence[int]) -> list[list[Any]]:
+    """`[logprob, token, None]` for each token; a logprob that is none is null."""
     finite = [value if np.isfinite(value) else None for value in values.tolist()]
     return [[value, token, None] for value, token in zip(finite, tokens, strict=True)]
 
@@ -243,4 +329,4 @@ def _likeliest(rollout: Rollout) -> Iterator[list[list[Any]] | None]:
     yield from [None] * (len(rollout.tokens) - rows)
     if ids is not None and values is not None:
         for row, told in zip(values, ids.tolist(), strict=True):
-            yield _pairs(row, told)
+            yield pairs_of(row, told)

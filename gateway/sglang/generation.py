@@ -3,9 +3,11 @@
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 
+import numpy as np
 from fastapi import APIRouter, Request, Response
 
 from rolloutbus.bus.wire.errors import BusError, Refused
+from rolloutbus.bus.wire.messages.control import ServerFacts
 from rolloutbus.bus.wire.messages.endings import Problem, bad_request
 from rolloutbus.gateway.engine_routes import check_fields
 from rolloutbus.gateway.exchange import EventStream, Json, as_json, body_of, while_connected
@@ -18,23 +20,34 @@ from rolloutbus.gateway.sglang.generate_body import (
     Prompts,
     by_body,
     generate_body,
+    pairs_of,
     prompts_of,
     reply_of,
 )
+from rolloutbus.gateway.sglang.labels import WeightLabels
 from rolloutbus.trainer_adapter.client.client import RolloutClient
-from rolloutbus.trainer_adapter.client.core.results import Delta, RolloutCancelled
+from rolloutbus.trainer_adapter.client.core.results import Delta, Rollout, RolloutCancelled
 from rolloutbus.trainer_adapter.client.text import Tokenizer
+
+FACTS_DEADLINE_S = 3.0
 
 
 class GenerationApi:
     """Answers SGLang's requests for samples through a client of the bus."""
 
     def __init__(
-        self, client: RolloutClient, settings: GatewaySettings, tokenizer: Tokenizer | None
+        self,
+        client: RolloutClient,
+        settings: GatewaySettings,
+        tokenizer: Tokenizer | None,
+        labels: WeightLabels,
     ) -> None:
         self._client = client
         self._settings = settings
         self._tokenizer = tokenizer
+        self._labels = labels
+        self._tells_cached: bool | None = None
+        """Engines can tell how much of a prompt they had cached; None: they were not asked."""
         self._rids: dict[str, list[str]] = {}
         """The callers' names of requests under way -> the bus's."""
         self.router = APIRouter()
@@ -54,7 +67,7 @@ class GenerationApi:
             raise by_body(error) from error
 
     async def _generated(self, request: Request, body: GenerateBody) -> Response:
-        prompts = prompts_of(body, self._tokenizer)
+        prompts = prompts_of(body, self._tokenizer, tells_cached=await self._can_tell_cached())
         if body.stream:
             if prompts.is_batch:
                 message = "a stream is of one sample: send one prompt, with n = 1"
@@ -77,15 +90,12 @@ class GenerationApi:
             )
         finally:
             self._forget(prompts)
-        return [
-            reply_of(rollout, body, prompts, self._tokenizer, _name(prompts, row))
-            for row, rollout in enumerate(rollouts)
-        ]
+        return [self._reply(rollout, body, prompts, row) for row, rollout in enumerate(rollouts)]
 
     async def _pieces(self, body: GenerateBody, prompts: Prompts) -> AsyncGenerator[Json]:
         """All tokens so far, again and again, as SGLang tells them; the last one is whole."""
-        name = _name(prompts, 0)
         tokens: list[int] = []
+        logprobs: list[float] = []
         self._take_names(prompts)
         stream = self._client.stream(prompts.tokens[0], prompts.sampling, **prompts.options)
         try:
@@ -93,27 +103,53 @@ class GenerationApi:
                 async for delta in deltas:
                     self._note(prompts, [delta.rid])
                     tokens[delta.start :] = delta.tokens.tolist()
+                    logprobs[delta.start :] = delta.logprobs.tolist()
                     if delta.rollout is None:
-                        yield self._piece(delta, tokens, prompts, name)
+                        piece = self._piece(delta, tokens, body, prompts)
+                        if body.return_logprob:
+                            pairs = pairs_of(np.array(logprobs), tokens)
+                            piece["meta_info"]["output_token_logprobs"] = pairs
+                        yield piece
                     else:
-                        yield reply_of(delta.rollout, body, prompts, self._tokenizer, name)
+                        yield self._reply(delta.rollout, body, prompts, 0)
         except RolloutCancelled as error:
-            yield reply_of(error.partial, body, prompts, self._tokenizer, name)
+            yield self._reply(error.partial, body, prompts, 0)
         finally:
             self._forget(prompts)
 
-    def _piece(self, delta: Delta, tokens: list[int], prompts: Prompts, name: str) -> Json:
+    def _piece(self, delta: Delta, tokens: list[int], body: GenerateBody, prompts: Prompts) -> Json:
         meta: Json = {
-            "id": name or delta.rid,
+            "id": prompts.name_of(0) or delta.rid,
             "finish_reason": None,
+            "prompt_tokens": len(prompts.tokens[0]),
             "completion_tokens": len(tokens),
-            "weight_version": str(delta.version),
+            "weight_version": self._labels.label_of(body.policy or "default", delta.version),
         }
         piece: Json = {"output_ids": list(tokens), "meta_info": meta}
         if self._tokenizer is not None:
             text = self._tokenizer.decode(list(tokens), skip_special_tokens=prompts.skip_special)
             piece = {"text": str(text), **piece}
         return piece
+
+    def _reply(self, rollout: Rollout, body: GenerateBody, prompts: Prompts, row: int) -> Json:
+        reply = reply_of(rollout, body, prompts, self._tokenizer, row)
+        newest = rollout.version_runs[-1][0] if rollout.version_runs else None
+        policy = body.policy or "default"
+        reply["meta_info"]["weight_version"] = (
+            None if newest is None else self._labels.label_of(policy, newest)
+        )
+        return reply
+
+    async def _can_tell_cached(self) -> bool:
+        """Whether every engine can; asked until all have answered."""
+        if self._tells_cached is not None:
+            return self._tells_cached
+        result = await self._client.server_info(deadline_s=FACTS_DEADLINE_S, check=False)
+        facts = [each for each in result.by_worker.values() if isinstance(each, ServerFacts)]
+        can = bool(facts) and all("cached_tokens" in each.features for each in facts)
+        if facts and not result.silent and not result.errors:
+            self._tells_cached = can
+        return can
 
     async def abort_request(self, request: Request) -> Response:
         """`POST /abort_request`: ends requests of this gateway; they answer what they have."""
@@ -142,10 +178,6 @@ class GenerationApi:
     def _forget(self, prompts: Prompts) -> None:
         for name in prompts.names:
             self._rids.pop(name, None)
-
-
-def _name(prompts: Prompts, row: int) -> str:
-    return prompts.names[row // prompts.n] if prompts.names else ""
 
 
 def _told(error: BusError) -> Json:

@@ -13,8 +13,6 @@ LOAD_FORMATS = (None, "", "auto", "safetensors")
 UPDATE_DEADLINE_S = 600.0
 MAX_DEADLINE_S = 86_400.0
 UNSERVED: dict[str, str] = {
-    "weight_version": "the fleet numbers its versions by itself, and never uses a number twice; "
-    "leave it out: `version` of the reply is the number",
     "is_async": "the reply comes when the version is committed; leave it out, and wait elsewhere",
     "torch_empty_cache": "engines give no memory back for an update; leave it out",
     "keep_pause": "a pause outlives every update; leave it out, and send /pause_generation first",
@@ -43,6 +41,8 @@ class UpdateBody(msgspec.Struct, frozen=True, kw_only=True):
     abort_all_requests: bool = False
     """Requests of this gateway end, and answer what they have; others' start again."""
     policy: str = "default"
+    weight_version: Annotated[str, msgspec.Meta(min_length=1, max_length=256)] | None = None
+    """What the trainer calls the version, beside the number that the fleet gives it."""
     allow_zeros: bool = False
     """Tensors may have become all zero."""
     timeout: Annotated[float, msgspec.Meta(gt=0, le=MAX_DEADLINE_S)] = UPDATE_DEADLINE_S

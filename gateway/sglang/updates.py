@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING, Any
 
 from fastapi import APIRouter, Request, Response
 
+from rolloutbus.bus.paths import below
 from rolloutbus.bus.wire.errors import Refused
-from rolloutbus.bus.wire.messages.endings import Problem, bad_request
+from rolloutbus.bus.wire.messages.endings import Problem
 from rolloutbus.gateway.exchange import (
     BodyTooLarge,
     Json,
@@ -25,6 +26,7 @@ from rolloutbus.gateway.exchange import (
     while_connected,
 )
 from rolloutbus.gateway.settings import GatewaySettings
+from rolloutbus.gateway.sglang.labels import WeightLabels
 from rolloutbus.gateway.sglang.replies import refuse_unserved, telling_success
 from rolloutbus.gateway.sglang.update_body import (
     PICKLED,
@@ -52,9 +54,12 @@ OCTETS = "application/octet-stream"
 class UpdatesApi:
     """Publishes through a client of the bus, whose principal must be allowed to."""
 
-    def __init__(self, client: RolloutClient, settings: GatewaySettings) -> None:
+    def __init__(
+        self, client: RolloutClient, settings: GatewaySettings, labels: WeightLabels
+    ) -> None:
         self._client = client
         self._settings = settings
+        self._labels = labels
         self.router = APIRouter()
         for path, answer in (
             ("/update_weights_from_disk", self.from_disk),
@@ -77,7 +82,7 @@ class UpdatesApi:
             )
             raise Refused(Problem("unsupported", message, "not_started", field="model_path"))
         root = Path(self._settings.weights_root)
-        name = _below(root, body.model_path)
+        name = below(body.model_path, root, field="model_path")
 
         def opened() -> "Checkpoint":
             from rolloutbus.trainer_adapter.publisher.checkpoint import (  # noqa: PLC0415
@@ -124,6 +129,8 @@ class UpdatesApi:
         checkpoint = await asyncio.to_thread(_with_torch, opened)
         with checkpoint:
             published = await while_connected(request, self._publish(body, checkpoint))
+        if body.weight_version is not None:
+            self._labels.note(body.policy, published.version, body.weight_version)
         return as_json(*_reply(published))
 
     async def _publish(self, body: UpdateBody, checkpoint: "Checkpoint") -> "Published":
@@ -166,21 +173,6 @@ def _with_torch(opened: Callable[[], "Checkpoint"]) -> "Checkpoint":
             raise
         message = f"to publish weights this gateway needs the package {error.name}: install it"
         raise Refused(Problem("unsupported", message, "not_started")) from error
-
-
-def _below(root: Path, path: str) -> str:
-    """The path relative to the root; an absolute one must lie below it.
-
-    Raises:
-        Refused: it lies elsewhere.
-    """
-    if not path.startswith("/"):
-        return path.rstrip("/")
-    try:
-        return str(Path(path).relative_to(root))
-    except ValueError as error:
-        message = f"{path[:200]!r} does not lie below the gateway's weights root"
-        raise Refused(bad_request("model_path", message)) from error
 
 
 async def _octets(request: Request, limit: int) -> bytes:

@@ -45,6 +45,8 @@ class CheckBody(msgspec.Struct, frozen=True, kw_only=True):
     """Body of `/weights_checker`."""
 
     action: Literal["checksum", "compare", "snapshot", "reset_tensors"] = "checksum"
+    selector: Literal["all"] = "all"
+    """Of which model's weights; there are no others here."""
 
 
 class WeightsApi:

@@ -65,6 +65,7 @@ CORNERS = {
     "prometheus_client": r"gateway/.*|tests/.*",
     "openai": r"tests/.*",
     # A framework is imported in its own adapter alone.
+    "areal": r"trainer_adapter/frameworks/areal\.py|tests/adapters/.*",
     "trl": r"trainer_adapter/frameworks/trl/.*|tests/adapters/.*|benchmarks/adapter_overhead\.py",
     "skyrl": r"trainer_adapter/frameworks/skyrl/.*|tests/adapters/.*",
     "peft": r"tests/.*",

@@ -59,7 +59,7 @@ class Gateway:
         host, _, port = self.url.removeprefix("http://").partition(":")
         reader, writer = await asyncio.open_connection(host, int(port))
         n_bytes = len(body) if length is None else length
-        head = f"{method} {path} HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n"
+        head = f"{method} {path} HTTP/1.1\r\nHost: {host}:{port}\r\nConnection: close\r\n"
         more = "".join(f"{name}: {value}\r\n" for name, value in (headers or {}).items())
         writer.write(f"{head}{more}Content-Length: {n_bytes}\r\n\r\n".encode() + body)
         return reader, writer

@@ -207,7 +207,7 @@ async def test_second_publisher_is_a_conflict(
         ("disk", {"model_path": "absent"}, "model_path"),
         ("disk", {"model_path": "broken"}, "model_path"),
         ("disk", {"model_path": "other"}, "model_path"),
-        ("disk", {"model_path": "step1", "weight_version": "9"}, "weight_version"),
+        ("disk", {"model_path": "step1", "weight_version": ""}, "weight_version"),
         ("disk", {"model_path": "step1", "is_async": True}, "is_async"),
         ("disk", {"model_path": "step1", "keep_pause": True}, "keep_pause"),
         ("disk", {"model_path": "step1", "load_format": "gguf"}, "load_format"),
@@ -242,7 +242,7 @@ async def test_what_is_not_served_is_refused_by_name(
         ("?timeout=inf", "timeout"),
         ("?timeout=nan", "timeout"),
         ("?flush_cache=maybe", "flush_cache"),
-        ("?weight_version=9", "weight_version"),
+        ("?weight_version=", "weight_version"),
         ("?flush_cash=true", "flush_cash"),
     ],
 )
@@ -265,7 +265,7 @@ async def test_adapter_is_loaded_on_all_workers_and_forgotten(
     served: Gateway, client: RolloutClient, versions: Path, tiny_model: Path
 ) -> None:
     random_lora(trained(tiny_model, 6), 1).save(versions / "adapters" / "math")
-    body = {"lora_name": "math", "lora_path": "adapters/math"}
+    body = {"lora_name": "math", "lora_path": str(versions / "adapters" / "math")}
 
     loaded = (await served.ask("POST", "/load_lora_adapter", body)).json
 

@@ -746,7 +746,8 @@ class RolloutClient:
             name: of the adapter.
             version: with a path, what it is to be called; else that of the policy
                 `<policy>.<name>` in the weight store.
-            path: directory of a PEFT adapter, relative to the workers' `weights_root`.
+            path: directory of a PEFT adapter below the workers' `weights_root`, absolute or
+                relative to it.
             target: `fleet`, or the name of one worker.
             deadline_s: seconds from now.
             check: raise if a target did not do it.

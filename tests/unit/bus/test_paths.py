@@ -15,6 +15,7 @@ from rolloutbus.bus.paths import (
     MAX_PATH_BYTES,
     WEIGHTS,
     FileRules,
+    below,
     check_path,
     open_named,
 )
@@ -53,6 +54,17 @@ def test_roots_are_searched_in_order(rules: FileRules, tmp_path: Path) -> None:
     both = FileRules((*rules.roots, second))
     assert content("b.safetensors", both) == b"second"
     assert content("run/step/a.safetensors", both) == b"weights"
+
+
+def test_an_absolute_name_must_lie_below_the_root(tmp_path: Path) -> None:
+    assert below("run/step", tmp_path) == "run/step"
+    assert below(f"{tmp_path}/run/step", tmp_path) == "run/step"
+    for name in ("/etc", f"{tmp_path}-other/run"):
+        with pytest.raises(Refused, match="root") as refusal:
+            below(name, tmp_path, field="lora_path")
+        assert refusal.value.field == "lora_path"
+    outwards = below(f"{tmp_path}/../x", tmp_path)
+    assert check_path(outwards, frozenset({""})) is not None
 
 
 @pytest.mark.parametrize(
