@@ -46,7 +46,7 @@ endef
 PIP_INSTALL = python -m pip install -qq --disable-pip-version-check
 
 $(STAMP): pyproject.toml constraints.txt
-	$(call make_venv,$(VENV),2.4 GB with the CPU build of torch)
+	$(call make_venv,$(VENV),2.6 GB with the CPU build of torch)
 	@$(BIN)/$(PIP_INSTALL) --editable '.[transformers,grammar,replay,gateway,otel,dev]' --constraint constraints.txt
 	@touch $@
 

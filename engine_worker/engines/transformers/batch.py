@@ -19,7 +19,7 @@ from rolloutbus.engine_worker.engine import Int32s, Step
 from rolloutbus.engine_worker.engines.shared.request import EngineRequest, TokenDetails
 from rolloutbus.engine_worker.engines.shared.row_rules import BROKEN_ADAPTER, BROKEN_WEIGHTS
 from rolloutbus.engine_worker.engines.transformers.forward import PADDING, Forward
-from rolloutbus.engine_worker.engines.transformers.grammars import accepted
+from rolloutbus.engine_worker.engines.transformers.grammars import OUT_OF_STEP
 from rolloutbus.engine_worker.engines.transformers.kv_blocks import (
     BLANK_BLOCK,
     KvBlocks,
@@ -326,4 +326,6 @@ def _append(
     request.tokens.append(token)
     if request.wanted is not None and wanted is not None:
         request.wanted.rows.append(wanted)
-    return accepted(request, token) or request.ending()
+    if request.grammar is not None and not request.grammar.accept(token):
+        return OUT_OF_STEP
+    return request.ending()

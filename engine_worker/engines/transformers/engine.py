@@ -11,6 +11,7 @@ also costs more than a small model's whole step.
 
 import random
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from itertools import count
 from pathlib import Path
 from threading import Lock
@@ -55,6 +56,7 @@ from rolloutbus.engine_worker.engines.transformers.causal_lm import (
 from rolloutbus.engine_worker.engines.transformers.forward import Forward
 from rolloutbus.engine_worker.engines.transformers.grammars import (
     INSTALL,
+    GrammarMatch,
     Grammars,
     installed_version,
 )
@@ -383,7 +385,7 @@ class TransformersEngine:
         self._loop.submit(requests, held=[request.key for request, _ in grammars])
         for request, grammar in grammars:
             assert self._grammars is not None, "a feature that is not there"
-            self._grammars.begin(request, grammar, self._loop.let_go)
+            self._grammars.begin(grammar, request.tokens, partial(self._let_go, request))
 
     def abort(self, keys: Sequence[AttemptKey]) -> int:
         """See `Engine`."""
@@ -406,6 +408,14 @@ class TransformersEngine:
         if self._grammars is not None:
             self._grammars.close()
         self._loop.close()
+
+    def _let_go(self, request: EngineRequest, found: GrammarMatch | Problem) -> None:
+        """Run a request with the match of its grammar, or end it; called from a thread."""
+        if isinstance(found, Problem):
+            self._loop.let_go(request.key, found)
+        else:
+            request.grammar = found
+            self._loop.let_go(request.key, None)
 
     def _resolve(self, request: EngineRequest, work: Work) -> Problem | None:
         """Give a request what its work names; returns why that cannot be had, None if it can."""

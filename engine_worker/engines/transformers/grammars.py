@@ -18,10 +18,8 @@ import numpy as np
 import torch
 from transformers import PreTrainedTokenizerFast
 
-from rolloutbus.bus.wire.entry import AttemptKey
 from rolloutbus.bus.wire.messages.endings import Problem, bad_request
 from rolloutbus.bus.wire.messages.generation import Grammar
-from rolloutbus.engine_worker.engines.shared.request import EngineRequest
 
 PACKAGE = "xgrammar"
 INSTALL = "install xgrammar where this worker runs: pip install 'rolloutbus[grammar]'"
@@ -34,9 +32,6 @@ THREADS = 2
 """Grammars that are compiled side by side, so that a slow one does not delay all others."""
 
 Slots = np.ndarray[tuple[int], np.dtype[np.int64]]
-Done = Callable[[AttemptKey, Problem | None], None]
-"""Called from a thread: the request has its match, or cannot have one."""
-
 DEAD_END = Problem(
     "bad_request",
     "Nothing can be sampled: no token of the model's vocabulary goes on in the grammar.",
@@ -44,9 +39,10 @@ DEAD_END = Problem(
     field="grammar.text",
 )
 """The end of a request whose grammar asks for what no token spells."""
-_OUT_OF_STEP = Problem(
+OUT_OF_STEP = Problem(
     "engine_failed", "xgrammar refuses a token that it allowed.", "failed", field="grammar"
 )
+"""The end of a request whose grammar and tokens no longer fit; never seen."""
 
 
 def installed_version() -> str:
@@ -123,9 +119,14 @@ class Grammars:
         self._made: Any = None
         """xgrammar's compiler. Not there before the first grammar: it takes a second."""
 
-    def begin(self, request: EngineRequest, grammar: Grammar, done: Done) -> None:
-        """Give a request the match of its grammar, from a thread; it must not run before."""
-        self._threads.submit(self._begin, request, grammar, done)
+    def begin(
+        self,
+        grammar: Grammar,
+        tokens: Sequence[int],
+        done: Callable[[GrammarMatch | Problem], None],
+    ) -> None:
+        """Have a match of these tokens made; `done` gets it, or why there is none, on a thread."""
+        self._threads.submit(lambda: done(self._match_of(grammar, tokens)))
 
     def match(self, grammar: Grammar) -> GrammarMatch:
         """A match that has just begun; may take seconds when the grammar is new.
@@ -145,26 +146,20 @@ class Grammars:
         """Forget what waits; a grammar that is being compiled is left to its thread."""
         self._threads.shutdown(wait=False, cancel_futures=True)
 
-    def _begin(self, request: EngineRequest, grammar: Grammar, done: Done) -> None:
-        try:
-            problem = self._enter(request, grammar)
-        # A fault here must end the request, which nobody else would.
-        except Exception as error:  # noqa: BLE001
-            message = f"The grammar could not be made: {type(error).__name__}: {error}"[:500]
-            problem = Problem("engine_failed", message, "failed", field="grammar")
-        done(request.key, problem)
-
-    def _enter(self, request: EngineRequest, grammar: Grammar) -> Problem | None:
+    def _match_of(self, grammar: Grammar, tokens: Sequence[int]) -> GrammarMatch | Problem:
         try:
             match = self.match(grammar)
         except ValueError as error:
             return bad_request("grammar.text", f"it is no {grammar.kind}: {error}")
-        for i, token in enumerate(request.tokens):
+        # A fault here must end the request, which nobody else would.
+        except Exception as error:  # noqa: BLE001
+            message = f"The grammar could not be made: {type(error).__name__}: {error}"[:500]
+            return Problem("engine_failed", message, "failed", field="grammar")
+        for i, token in enumerate(tokens):
             if not match.accept(token):
                 why = f"token {token} at index {i} does not match the grammar"
                 return bad_request("prefix.tokens", why)
-        request.grammar = match
-        return None
+        return match
 
     def _compiled(self, grammar: Grammar) -> object:
         compiler = self._compiler()
@@ -202,11 +197,11 @@ class GrammarMasks:
         self._masks: torch.Tensor | None = None
         """int32 [n_slots, n_words], on the CPU. Only exists once a request has a grammar."""
 
-    def enter(self, slot: int, request: EngineRequest) -> None:
-        """Set `slot` up for `request`."""
+    def enter(self, slot: int, match: GrammarMatch | None) -> None:
+        """Set `slot` up for a request with this match; None: it has no grammar."""
         self._matches.pop(slot, None)
-        if request.grammar is not None:
-            self._matches[slot] = request.grammar
+        if match is not None:
+            self._matches[slot] = match
 
     def apply(self, scores: torch.Tensor, slots: Slots) -> Mapping[int, Problem]:
         """Set scores of what is not allowed to -inf; row -> why it failed.
@@ -229,13 +224,6 @@ class GrammarMasks:
         allowed = [i for i, match in rows.items() if match.fill(self._masks, i)]
         _apply(scores, self._masks, allowed)
         return dict.fromkeys(rows.keys() - set(allowed), DEAD_END)
-
-
-def accepted(request: EngineRequest, token: int) -> Problem | None:
-    """Go on in the request's grammar, if it has one; returns why it cannot go on."""
-    if request.grammar is None or request.grammar.accept(token):
-        return None
-    return _OUT_OF_STEP
 
 
 def _xgrammar() -> Any:  # noqa: ANN401 - untyped

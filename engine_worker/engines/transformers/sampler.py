@@ -114,7 +114,7 @@ class Sampler:
         if s.min_new_tokens > len(request.tokens):
             ids = sorted(i for i in request.end_ids if 0 <= i < self._vocab_size)
             self._end_ids[slot] = torch.tensor(ids, dtype=torch.int64, device=self._device)
-        self._grammars.enter(slot, request)
+        self._grammars.enter(slot, request.grammar)
         self._rules.enter(slot, request)
         if self._penalises[slot]:
             self._count_all(slot, request)
