@@ -20,6 +20,7 @@ from rolloutbus.gateway.sglang.generate_body import (
     generate_body,
     prompts_of,
     reply_of,
+    text_of,
 )
 from rolloutbus.trainer_adapter.client.client import RolloutClient
 from rolloutbus.trainer_adapter.client.core.results import Delta, RolloutCancelled
@@ -111,8 +112,7 @@ class GenerationApi:
         }
         piece: Json = {"output_ids": list(tokens), "meta_info": meta}
         if self._tokenizer is not None:
-            text = self._tokenizer.decode(list(tokens), skip_special_tokens=prompts.skip_special)
-            piece = {"text": str(text), **piece}
+            piece = {"text": text_of(list(tokens), prompts, self._tokenizer), **piece}
         return piece
 
     async def abort_request(self, request: Request) -> Response:

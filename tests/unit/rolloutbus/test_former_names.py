@@ -45,6 +45,7 @@ def test_sampling_params_have_the_names_of_sglang() -> None:
         *("max_new_tokens", "min_new_tokens", "temperature", "top_p", "top_k", "min_p"),
         *("repetition_penalty", "frequency_penalty", "presence_penalty", "sampling_seed"),
         *("stop", "stop_token_ids", "stop_regex", "ignore_eos", "logit_bias"),
+        "no_stop_trim",
     }
     assert set(inspect.signature(SamplingParams).parameters) == names
 
