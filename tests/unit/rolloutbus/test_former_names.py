@@ -29,6 +29,8 @@ FINISHED = Finished("c/1", (1, 1), "w0", "length", TOKENS, LOGPROBS, LOGPROBS, [
         ("max_completion_tokens", "did you mean max_new_tokens=?"),
         ("n", "generate_batch(prompts, sampling, n=...)"),
         ("custom_params", "processors="),
+        ("custom_logit_processor", "processors="),
+        ("action_mask", "a parameter of the call"),
         ("skip_special_tokens", "TextClient"),
         *((kind, f"grammar=Grammar('{kind}', text)") for kind in get_args(GrammarKind)),
     ],
