@@ -12,6 +12,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from threading import Lock
+from time import thread_time
 from typing import Any, cast
 
 import numpy as np
@@ -28,6 +29,10 @@ MAX_DEPTH = 128
 at 512."""
 CACHE_BYTES = 256 * 1024 * 1024
 """Of compiled grammars; the least recently used are forgotten."""
+GRACE_S = 0.5
+TOKEN_S = 0.005
+"""CPU time that one request's grammar may take, and more for each of its tokens. All requests wait
+for it, so an ambiguous grammar that takes more is given up; usual ones take 0.2 ms a token."""
 THREADS = 2
 """Grammars that are compiled side by side, so that a slow one does not delay all others."""
 
@@ -39,6 +44,14 @@ DEAD_END = Problem(
     field="grammar.text",
 )
 """The end of a request whose grammar asks for what no token spells."""
+TOO_SLOW = Problem(
+    "bad_request",
+    "The grammar is too ambiguous: its tokens take too long to be checked, and others wait for "
+    "them; have fewer repetitions inside of repetitions.",
+    "failed",
+    field="grammar.text",
+)
+"""The end of a request whose grammar would hold up all others."""
 OUT_OF_STEP = Problem(
     "engine_failed", "xgrammar refuses a token that it allowed.", "failed", field="grammar"
 )
@@ -72,14 +85,25 @@ class GrammarMatch:
         self._matcher = matcher
         self._end = end
         self._mask = torch.empty((1, n_words), dtype=torch.int32)
+        self._spent_s = 0.0
+        """CPU time so far."""
+        self._n_tokens = 0
         self.is_over = self._is_over()
         """Nothing can follow."""
 
     def accept(self, token: int) -> bool:
         """Go on by one token; False: the grammar does not allow it, and nothing has changed."""
+        began = thread_time()
         is_allowed: bool = self._matcher.accept_token(token)
+        self._spent_s += thread_time() - began
+        self._n_tokens += 1
         self.is_over = self._is_over()
         return is_allowed
+
+    @property
+    def is_slow(self) -> bool:
+        """Whether it has taken longer than it may."""
+        return self._spent_s > GRACE_S + TOKEN_S * self._n_tokens
 
     def fill(self, masks: torch.Tensor, row: int) -> bool:
         """Write which tokens may follow; returns whether any may.
@@ -88,7 +112,9 @@ class GrammarMatch:
             masks: int32 [rows, n_words], on the CPU, a bit for each token.
             row: that is written.
         """
+        began = thread_time()
         self._matcher.fill_next_token_bitmask(masks, row)
+        self._spent_s += thread_time() - began
         return bool(masks[row].any())
 
     def _is_over(self) -> bool:
@@ -221,9 +247,14 @@ class GrammarMasks:
         if self._masks is None:
             n_words = next(iter(rows.values())).n_words
             self._masks = torch.empty((self._n_slots, n_words), dtype=torch.int32)
-        allowed = [i for i, match in rows.items() if match.fill(self._masks, i)]
-        _apply(scores, self._masks, allowed)
-        return dict.fromkeys(rows.keys() - set(allowed), DEAD_END)
+        failed: dict[int, Problem] = {}
+        for i, match in rows.items():
+            if not match.fill(self._masks, i):
+                failed[i] = DEAD_END
+            elif match.is_slow:
+                failed[i] = TOO_SLOW
+        _apply(scores, self._masks, [i for i in rows if i not in failed])
+        return failed
 
 
 def _xgrammar() -> Any:  # noqa: ANN401 - untyped

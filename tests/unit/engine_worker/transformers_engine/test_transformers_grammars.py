@@ -294,6 +294,17 @@ def test_a_grammar_that_no_token_can_spell_ends_its_request_alone(
     assert log["spells c"].tokens == [1]
 
 
+def test_a_grammar_that_would_hold_all_others_up_is_given_up(build: Build, log: StepLog) -> None:
+    ambiguous = Grammar("regex", "((a{1,1000}){1,1000}){1,1000}b")
+    bias = {FIRST_BYTE + ord("a"): 100.0}
+    jobs = [work("slow", ambiguous, logit_bias=bias, max_new_tokens=200), work("good", LETTERS)]
+    build("bytes", max_context=256).generate(jobs)
+    log.wait_finished("good")
+    name, problem = wait_problem(log)
+    assert (name, problem.code, problem.field) == ("slow", "bad_request", "grammar.text")
+    assert "too ambiguous" in problem.message
+
+
 def test_an_aborted_request_whose_grammar_is_being_made_ends_once(
     build: Build, log: StepLog
 ) -> None:
