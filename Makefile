@@ -48,8 +48,8 @@ endef
 PIP_INSTALL = python -m pip install -qq --disable-pip-version-check
 
 $(STAMP): pyproject.toml constraints.txt
-	$(call make_venv,$(VENV),1.6 GB with the CPU build of torch)
-	@$(BIN)/$(PIP_INSTALL) --editable '.[transformers,replay,gateway,otel,dev]' --constraint constraints.txt
+	$(call make_venv,$(VENV),2.6 GB with the CPU build of torch)
+	@$(BIN)/$(PIP_INSTALL) --editable '.[transformers,grammar,replay,gateway,otel,dev]' --constraint constraints.txt
 	@touch $@
 
 $(SGLANG_STAMP): pyproject.toml tests/sglang/requirements.txt $(SGLANG_NEEDS)

@@ -24,16 +24,17 @@ WANT_FEATURES = (
 NOTHING_LOST: Mapping[str, str] = MappingProxyType({})
 
 _TEXT = "an sglang engine has it with `text`"
+_GRAMMAR = f"{_TEXT}, a transformers engine with `pip install 'rolloutbus[grammar]'`"
 _LORA = "an sglang engine has it with `enable_lora`"
 _HINTS: Mapping[str, str] = {
     "seed": "an sglang engine has it with the argument `enable_deterministic_inference`",
     "min_new_tokens": _TEXT,
     "stop": _TEXT,
     "stop_regex": _TEXT,
-    "json_schema": _TEXT,
-    "regex": _TEXT,
-    "ebnf": _TEXT,
-    "structural_tag": _TEXT,
+    "json_schema": _GRAMMAR,
+    "regex": _GRAMMAR,
+    "ebnf": _GRAMMAR,
+    "structural_tag": _GRAMMAR,
     "hidden_states_last": "an sglang engine has it with `return_hidden_states_mode`",
     "hidden_states_full": "an sglang engine has it with `return_hidden_states_mode` full",
     "routed_experts": "an sglang engine has it with `enable_return_routed_experts`",

@@ -15,7 +15,7 @@ from rolloutbus.gateway.problems import with_field_of
 from rolloutbus.gateway.samples import options_in
 from rolloutbus.trainer_adapter.client.asks import GenerateOptions
 from rolloutbus.trainer_adapter.client.core.results import Rollout
-from rolloutbus.trainer_adapter.client.text import Tokenizer
+from rolloutbus.trainer_adapter.client.text import Tokenizer, trimmed_stops, without_stop
 
 TokenIds = list[int]
 MAX_SAMPLES = 128
@@ -106,7 +106,6 @@ class GenerateSampling(SamplingParams, frozen=True, kw_only=True):
     ebnf: str | None = None
     skip_special_tokens: bool = True
     spaces_between_special_tokens: bool = True
-    no_stop_trim: bool = False
 
 
 class Prompts(msgspec.Struct, frozen=True):
@@ -205,10 +204,13 @@ def reply_of(
     meta |= _told_of_prompt(rollout, body, prompts.tokens[row // prompts.n])
     meta |= _told_of_engine(rollout)
     reply: Json = {"output_ids": tokens, "meta_info": meta}
-    if tokenizer is not None:
-        text = tokenizer.decode(tokens, skip_special_tokens=prompts.skip_special)
-        reply = {"text": str(text), **reply}
-    return reply
+    return reply if tokenizer is None else {"text": text_of(tokens, prompts, tokenizer), **reply}
+
+
+def text_of(tokens: TokenIds, prompts: Prompts, tokenizer: Tokenizer) -> str:
+    """The text of a sample as far as it is there."""
+    text = str(tokenizer.decode(tokens, skip_special_tokens=prompts.skip_special))
+    return without_stop(text, trimmed_stops(prompts.sampling))
 
 
 def by_body(error: BusError) -> BusError:

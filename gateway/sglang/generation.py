@@ -23,6 +23,7 @@ from rolloutbus.gateway.sglang.generate_body import (
     pairs_of,
     prompts_of,
     reply_of,
+    text_of,
 )
 from rolloutbus.gateway.sglang.labels import WeightLabels
 from rolloutbus.trainer_adapter.client.client import RolloutClient
@@ -127,8 +128,7 @@ class GenerationApi:
         }
         piece: Json = {"output_ids": list(tokens), "meta_info": meta}
         if self._tokenizer is not None:
-            text = self._tokenizer.decode(list(tokens), skip_special_tokens=prompts.skip_special)
-            piece = {"text": str(text), **piece}
+            piece = {"text": text_of(list(tokens), prompts, self._tokenizer), **piece}
         return piece
 
     def _reply(self, rollout: Rollout, body: GenerateBody, prompts: Prompts, row: int) -> Json:

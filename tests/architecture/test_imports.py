@@ -76,7 +76,9 @@ CORNERS = {
     r"|trainer_adapter/frameworks/.*"
     r"|gateway/server\.py"
     r"|(examples|tests|benchmarks)/.*",
-    "tokenizers": r"engine_worker/engines/transformers/causal_lm\.py"
+    "xgrammar": r"engine_worker/engines/transformers/grammars\.py",
+    "regex": r"engine_worker/engines/transformers/texts\.py",
+    "tokenizers": r"engine_worker/engines/transformers/texts\.py"
     r"|(trainer_adapter|examples|tests|benchmarks)/.*",
     "safetensors": r"engine_worker/(engines|weights)/.*|(trainer_adapter|examples|tests)/.*",
     "accelerate": r"engine_worker/engines/.*|trainer_adapter/frameworks/trl/.*",

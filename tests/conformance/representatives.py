@@ -49,6 +49,7 @@ SAMPLING = generation.SamplingParams(
     stop=["\n\n"],
     stop_regex=["[.!?]$"],
     logit_bias={2: -100.0, 32000: 1.5},
+    no_stop_trim=True,
 )
 WANT = generation.Want(
     top_logprobs=5,

@@ -212,6 +212,7 @@ async def test_requests_of_a_session_go_where_it_is(
             assert response["choices"][0]["worker"] == session.worker
 
 
+WRONG_FORM = {"type": "json_schema", "json_schema": {"schema": {"type": "objekt"}}}
 IMAGE = {"type": "image_url", "image_url": {"url": "data:image/png;base64,iVBORw0KGgo="}}
 
 
@@ -220,8 +221,8 @@ IMAGE = {"type": "image_url", "image_url": {"url": "data:image/png;base64,iVBORw
     [
         ({"temperature": -1}, "temperature"),
         ({"max_tokens": 100_000}, "max_tokens"),
-        ({"response_format": {"type": "json_object"}}, "response_format"),
-        ({"regex": "a+"}, "regex"),
+        ({"response_format": WRONG_FORM}, "response_format"),
+        ({"regex": "(("}, "regex"),
         ({"tools": TOOLS, "tool_choice": "required"}, "tool_choice"),
         ({"messages": [{"role": "user", "content": [IMAGE]}]}, "messages"),
         ({"lora_path": "nobody"}, "lora_path"),

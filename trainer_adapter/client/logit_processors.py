@@ -36,10 +36,49 @@ def temperature_schedule(initial: float, final: float, warmup_tokens: int) -> Pr
     return _processor("temperature_schedule", {**numbers, "warmup_tokens": int(warmup_tokens)})
 
 
-def create_rl_logit_processor(name: str, **params: Param) -> str:
+def ActionMaskProcessor(  # noqa: N802 - the name that users know
+    valid_token_ids: Sequence[int], mask_value: float = -math.inf
+) -> Processor:
+    """`action_mask` under the name and with the parameters that it has elsewhere."""
+    return action_mask(valid_token_ids, mask_value)
+
+
+def DisallowedTokensProcessor(disallowed_token_ids: Sequence[int]) -> Processor:  # noqa: N802
+    """`disallowed_tokens` under the name and with the parameter that it has elsewhere."""
+    return disallowed_tokens(disallowed_token_ids)
+
+
+def TemperatureScheduleProcessor(  # noqa: N802
+    initial_temp: float, final_temp: float, warmup_tokens: int
+) -> Processor:
+    """`temperature_schedule` under the name and with the parameters that it has elsewhere."""
+    return temperature_schedule(initial_temp, final_temp, warmup_tokens)
+
+
+def create_rl_logit_processor(
+    action_mask: Sequence[int] | None = None, disallowed_tokens: Sequence[int] | None = None
+) -> str | None:
+    """The text of the processor that these token ids ask for; None: nothing is asked for.
+
+    Args:
+        action_mask: ids that can be sampled, no others.
+        disallowed_tokens: ids that cannot; of an `action_mask`, too.
+
+    Raises:
+        ValueError: no id is left of `action_mask`.
+    """
+    blocked = _ids(disallowed_tokens)
+    if action_mask is None:
+        return text_of(DisallowedTokensProcessor(blocked)) if blocked else None
+    allowed = [token for token in _ids(action_mask) if token not in set(blocked)]
+    if not allowed:
+        raise ValueError("action_mask: no token is left that can be sampled; name at least one")
+    return text_of(ActionMaskProcessor(allowed))
+
+
+def text_of(processor: Processor) -> str:
     """A processor as text that `parse_rl_logit_processor` reads: a name and numbers, no code."""
-    built = _processor(name, params)
-    return json.dumps({"name": built.name, "params": built.params})
+    return json.dumps({"name": processor.name, "params": processor.params})
 
 
 def parse_rl_logit_processor(text: str) -> Processor:
@@ -52,6 +91,11 @@ def parse_rl_logit_processor(text: str) -> Processor:
         return msgspec.convert(json.loads(text), Processor)
     except (json.JSONDecodeError, msgspec.ValidationError) as error:
         raise ValueError(f"no logit processor: {error}") from error
+
+
+def _ids(tokens: Sequence[int] | None) -> list[int]:
+    """Plain ids, also of an array."""
+    return [] if tokens is None else [int(token) for token in tokens]
 
 
 def _processor(name: str, params: Mapping[str, Param]) -> Processor:

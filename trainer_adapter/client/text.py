@@ -11,7 +11,13 @@ from typing import Annotated, Any, Protocol, Unpack
 
 from rolloutbus.bus.strict_calls import Described, strict
 from rolloutbus.bus.wire.errors import SettingsError
-from rolloutbus.trainer_adapter.client.asks import GenerateOptions, SamplingLike, ask_of
+from rolloutbus.bus.wire.messages.generation import SamplingParams
+from rolloutbus.trainer_adapter.client.asks import (
+    GenerateOptions,
+    SamplingLike,
+    ask_of,
+    sampling_of,
+)
 from rolloutbus.trainer_adapter.client.client import RolloutClient
 from rolloutbus.trainer_adapter.client.core.results import Int32s, Rollout
 
@@ -102,9 +108,14 @@ class TextPieces:
 
 
 def without_stop(text: str, stop: Sequence[str]) -> str:
-    """Returns the text up to the first stop text, as OpenAI's answers have it."""
+    """Returns the text up to the first stop text."""
     ends = [at for at in map(text.find, stop) if at >= 0]
     return text[: min(ends)] if ends else text
+
+
+def trimmed_stops(sampling: SamplingParams) -> Sequence[str]:
+    """The stop texts that are left out of a text; patterns never are, as with SGLang."""
+    return () if sampling.no_stop_trim else sampling.stop
 
 
 Message = Mapping[str, str]
@@ -135,7 +146,7 @@ class TextRollout:
     """A rollout and its text."""
 
     text: str
-    """Without special tokens."""
+    """Without special tokens, and up to the first stop text unless `no_stop_trim` was asked for."""
     rollout: Rollout
 
 
@@ -154,7 +165,7 @@ class TextClient:
     ) -> TextRollout:
         """Continue `text`; raises as `RolloutClient.generate`."""
         prompt = self._tokenizer.encode(text, add_special_tokens=True)
-        return self._said(await self._client.generate(prompt, sampling, **options))
+        return await self._said(prompt, sampling_of(sampling), options)
 
     async def chat(
         self,
@@ -164,7 +175,7 @@ class TextClient:
     ) -> TextRollout:
         """Answer a conversation; raises as `RolloutClient.generate`."""
         prompt = self.chat_prompt(messages)
-        return self._said(await self._client.generate(prompt, sampling, **options))
+        return await self._said(prompt, sampling_of(sampling), options)
 
     async def stream(
         self, text: str, sampling: SamplingLike, **options: Unpack[GenerateOptions]
@@ -175,7 +186,7 @@ class TextClient:
         to be sampled anew, what was said already stays said.
         """
         prompt = self._tokenizer.encode(text, add_special_tokens=True)
-        pieces = TextPieces(self.decode)
+        pieces = TextPieces(self.decode, trimmed_stops(sampling_of(sampling)))
         async for delta in self._client.stream(prompt, sampling, **options):
             is_last = delta.finish_reason is not None
             piece = pieces.add(delta.start, delta.tokens.tolist(), is_last=is_last)
@@ -195,5 +206,9 @@ class TextClient:
         ids = [int(token) for token in tokens]
         return str(self._tokenizer.decode(ids, skip_special_tokens=skip_special_tokens))
 
-    def _said(self, rollout: Rollout) -> TextRollout:
-        return TextRollout(self.decode(rollout.tokens.tolist()), rollout)
+    async def _said(
+        self, prompt: list[int], sampling: SamplingParams, options: GenerateOptions
+    ) -> TextRollout:
+        rollout = await self._client.generate(prompt, sampling, **options)
+        text = self.decode(rollout.tokens.tolist())
+        return TextRollout(without_stop(text, trimmed_stops(sampling)), rollout)

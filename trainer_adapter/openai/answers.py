@@ -11,7 +11,13 @@ from rolloutbus.bus.wire.codec import AnyArray
 from rolloutbus.trainer_adapter.client.core.results import Rollout
 from rolloutbus.trainer_adapter.client.text import TextPieces, Tokenizer, without_stop
 from rolloutbus.trainer_adapter.openai.answer_reader import AnswerPiece, Call
-from rolloutbus.trainer_adapter.openai.bodies import Body, ChatBody, CompletionBody, Json, texts_in
+from rolloutbus.trainer_adapter.openai.bodies import (
+    Body,
+    ChatBody,
+    CompletionBody,
+    Json,
+    trimmed_stops_of,
+)
 from rolloutbus.trainer_adapter.openai.formats import Reader
 
 TokenText = Callable[[int], str]
@@ -166,7 +172,7 @@ class ChatAnswers:
         self.body = body
         self.texts = texts
         self.new_reader = new_reader
-        self.stop = texts_in(body.stop)
+        self.stop = trimmed_stops_of(body)
 
     def choice(self, index: int, rollout: Rollout) -> Json:
         """A whole choice."""
@@ -244,7 +250,7 @@ class CompletionAnswers:
     def __init__(self, body: CompletionBody, texts: TokenTexts, echoed: Sequence[str]) -> None:
         self.body = body
         self.texts = texts
-        self.stop = texts_in(body.stop)
+        self.stop = trimmed_stops_of(body)
         self._echoed = echoed
 
     def echo(self, index: int) -> str:

@@ -103,6 +103,8 @@ class Body(msgspec.Struct, frozen=True, kw_only=True):
     stop_regex: str | list[str] | None = None
     regex: str | None = None
     ebnf: str | None = None
+    no_stop_trim: bool | None = None
+    """The text keeps its stop text, which OpenAI's answers do not have."""
     skip_special_tokens: bool = True
     return_token_ids: bool | None = None
     """Of the prompt and of each choice."""
@@ -172,6 +174,11 @@ def texts_in(given: str | list[str] | None) -> list[str]:
     return [given] if isinstance(given, str) else list(given or ())
 
 
+def trimmed_stops_of(body: Body) -> list[str]:
+    """The stop texts that are left out of an answer's text."""
+    return [] if body.no_stop_trim else texts_in(body.stop)
+
+
 def _told(error: msgspec.ValidationError) -> tuple[str, str]:
     """Returns (field, sentence) of a msgspec error: `... - at `$.n``, or a missing field."""
     sentence, _, place = str(error).partition(" - at `$")
@@ -209,6 +216,7 @@ def sampling_of(body: Body, default_max_tokens: int) -> SamplingParams:
         stop=texts_in(body.stop),
         stop_regex=texts_in(body.stop_regex),
         logit_bias=_biases(body),
+        no_stop_trim=bool(body.no_stop_trim),
     )
     problem = check_sampling(sampling, ANY_TOKEN)
     if problem is not None:

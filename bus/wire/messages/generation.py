@@ -113,9 +113,11 @@ SAID_ELSEWHERE: Mapping[str, str] = {
     "stream": "call the method `stream` for tokens as they come",
     "logprobs": "the logprobs of sampled tokens always come; ask for others with want=Want(...)",
     "custom_params": "give processors=[Processor(name, params)], a parameter of the call",
+    "custom_logit_processor": "give processors=[Processor(name, params)], a parameter of the call",
+    "action_mask": "give action_mask=[...], a parameter of the call",
+    "disallowed_tokens": "give disallowed_tokens=[...], a parameter of the call",
     "skip_special_tokens": _TEXT,
     "spaces_between_special_tokens": _TEXT,
-    "no_stop_trim": "results keep the stop token and the stop text",
     "stream_interval": "streams come with every engine step",
     **{name: _GRAMMAR.format(name=name) for name in get_args(GrammarKind)},
 }
@@ -176,6 +178,8 @@ class SamplingParams(
     stop_regex: StopTexts = []
     logit_bias: Annotated[dict[int, float], msgspec.Meta(max_length=MAX_LOGIT_BIAS)] = {}
     """Token id -> what is added to its logit."""
+    no_stop_trim: bool = False
+    """Text that is made of the output keeps its stop text; tokens always do."""
 
 
 class Want(

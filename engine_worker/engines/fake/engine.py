@@ -21,6 +21,7 @@ import numpy as np
 
 from rolloutbus.bus.wire.entry import AttemptKey
 from rolloutbus.bus.wire.messages.control import DEVICE, CacheTier
+from rolloutbus.bus.wire.messages.endings import Problem
 from rolloutbus.bus.wire.messages.generation import FinishReason
 from rolloutbus.bus.wire.validation import truncates
 from rolloutbus.engine_worker.engine import (
@@ -191,6 +192,7 @@ class FakeBatch:
             tokens.append(token)
             row.n_to_prefill = 0
             if (reason := request.ending()) is not None:
+                assert not isinstance(reason, Problem), "it looks for no texts"
                 finishes.append((i, reason))
                 del self._rows[request.key]
         logprobs = np.array([fake_logprob(token) for token in tokens], np.float32)

@@ -99,14 +99,20 @@ def factory_at(path: str) -> Factory:
 def apply(
     processors: Sequence[LogitProcessor], logits: torch.Tensor, n_generated: int
 ) -> torch.Tensor | str:
-    """Logits of one request after its processors; a sentence if one of them failed."""
+    """Logits of one request after its processors; a sentence if one of them failed.
+
+    What was ruled out before (-inf) stays so, whatever the processors fill in.
+    """
+    if not processors:
+        return logits
+    is_out = logits == -torch.inf
     try:
         for processor in processors:
             logits = processor(logits, n_generated)
+        return logits.masked_fill(is_out, -torch.inf)
     # Whatever an operator's processor raises concerns this request and not its engine.
     except Exception as error:  # noqa: BLE001
         return f"a processor failed: {type(error).__name__}: {error}"[:500]
-    return logits
 
 
 def action_mask(params: Params, vocab_size: int) -> LogitProcessor:

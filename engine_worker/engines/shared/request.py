@@ -22,6 +22,7 @@ from rolloutbus.engine_worker.engine import EngineFacts, Float32s, Int32s, Step,
 
 if TYPE_CHECKING:
     from rolloutbus.engine_worker.engines.shared.processors import LogitProcessor
+    from rolloutbus.engine_worker.engines.transformers.grammars import GrammarMatch
     from rolloutbus.engine_worker.engines.transformers.lora_layers import LoadedAdapter
 
 NO_FLOATS: Float32s = np.zeros(0, np.float32)
@@ -81,8 +82,9 @@ def stacked(rows: "list[Float32s] | list[Int32s]", width: int, dtype: str) -> An
     return np.array(rows, dtype).reshape(len(rows), width)
 
 
-EndsText = Callable[[Sequence[int]], bool]
-"""Whether the last of these generated tokens completes a stop text."""
+EndsText = Callable[[Sequence[int]], "bool | Problem"]
+"""Whether the last of these generated tokens completes a stop text or pattern; or why that cannot
+be told."""
 
 
 @dataclass(slots=True, eq=False)
@@ -104,6 +106,8 @@ class EngineRequest:
     """What to tell of each token; None: nothing more."""
     ends_text: EndsText | None = None
     adapter: "LoadedAdapter | None" = None
+    grammar: "GrammarMatch | None" = None
+    """Has accepted `tokens`."""
 
     @property
     def kv_root(self) -> bytes:
@@ -124,16 +128,18 @@ class EngineRequest:
         """Prompt and generated tokens, int32 [n_tokens]."""
         return np.concatenate([self.prompt, np.asarray(self.tokens, dtype=np.int32)])
 
-    def ending(self) -> FinishReason | None:
-        """Why it is complete, None while it is not."""
+    def ending(self) -> FinishReason | Problem | None:
+        """Why it is complete, or has failed; None while it goes on."""
         n = len(self.tokens)
+        if self.grammar is not None and self.grammar.is_over:
+            return "stop"
         # Up to min_new_tokens the ending ids are banned, so one found there is a leftover of a
         # prefix sampled under other rules and ends nothing.
-        if n > self.sampling.min_new_tokens and self._is_stopped():
-            return "stop"
+        if n > self.sampling.min_new_tokens and (stopped := self._is_stopped()):
+            return stopped if isinstance(stopped, Problem) else "stop"
         return "length" if n >= self.sampling.max_new_tokens else None
 
-    def _is_stopped(self) -> bool:
+    def _is_stopped(self) -> bool | Problem:
         if self.tokens[-1] in self.end_ids:
             return True
         return self.ends_text is not None and self.ends_text(self.tokens)

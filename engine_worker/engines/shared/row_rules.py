@@ -35,7 +35,7 @@ def penalised(
 
 
 Slots = np.ndarray[tuple[int], np.dtype[np.int64]]
-NOTHING_LEFT = "its processors leave no token to sample"
+NOTHING_LEFT = "its processors, with its other rules, leave no token to sample"
 
 
 class RowRules:

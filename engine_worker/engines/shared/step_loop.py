@@ -8,7 +8,7 @@ What a step computes is left to a `Stepper`.
 
 import threading
 from collections import deque
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from concurrent.futures import Future
 from dataclasses import dataclass, field
@@ -17,6 +17,7 @@ from typing import Protocol, TypeVar, cast
 import numpy as np
 
 from rolloutbus.bus.wire.entry import AttemptKey
+from rolloutbus.bus.wire.messages.endings import Problem
 from rolloutbus.bus.wire.messages.generation import FinishReason
 from rolloutbus.engine_worker.engine import (
     EngineBusy,
@@ -117,6 +118,7 @@ class _Intake:
     """Requests, aborts and controls that other threads left since the last step."""
 
     requests: list[EngineRequest]
+    refused: dict[AttemptKey, Problem]
     aborted: list[AttemptKey]
     controls: list[_Control]
 
@@ -124,8 +126,8 @@ class _Intake:
 class StepLoop:
     """Runs one `Stepper` on a thread of its own.
 
-    `submit`, `abort`, `call`, `pause`, `resume`, `stats` and `close` are for other threads;
-    `halt`, `lift`, `retract` and `end_running` are for the `op` of a `call`.
+    `submit`, `let_go`, `abort`, `call`, `pause`, `resume`, `stats` and `close` are for other
+    threads; `halt`, `lift`, `retract` and `end_running` are for the `op` of a `call`.
     """
 
     def __init__(self, stepper: Stepper, sink: StepSink, name: str) -> None:
@@ -134,6 +136,8 @@ class StepLoop:
         self._changed = threading.Condition()
         # Shared, under `_changed`.
         self._inbox: list[EngineRequest] = []
+        self._held: dict[AttemptKey, EngineRequest] = {}
+        self._refused: dict[AttemptKey, Problem] = {}
         self._aborted: dict[AttemptKey, None] = {}
         self._controls: list[_Control] = []
         self._live: set[AttemptKey] = set()
@@ -148,8 +152,15 @@ class StepLoop:
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
 
-    def submit(self, requests: Sequence[EngineRequest]) -> None:
+    def submit(
+        self, requests: Sequence[EngineRequest], *, held: Collection[AttemptKey] = ()
+    ) -> None:
         """Queue requests, all or none.
+
+        Args:
+            requests: none of a key that is in use.
+            held: keys of those that must not run before `let_go`. Until then they wait like the
+                others, and can be aborted.
 
         Raises:
             ValueError: a key is in use.
@@ -161,7 +172,20 @@ class StepLoop:
             if len(keys) < len(requests) or not keys.isdisjoint(self._live):
                 raise ValueError(f"a key is in use: {sorted(keys & self._live or keys)}")
             self._live |= keys
-            self._inbox.extend(requests)
+            self._held.update((each.key, each) for each in requests if each.key in held)
+            self._inbox.extend(each for each in requests if each.key not in held)
+            self._changed.notify()
+
+    def let_go(self, key: AttemptKey, problem: Problem | None) -> None:
+        """Queue a held request, or end it with a problem; nothing if it has ended meanwhile."""
+        with self._changed:
+            request = self._held.pop(key, None)
+            if request is None:
+                return
+            if problem is None:
+                self._inbox.append(request)
+            else:
+                self._refused[key] = problem
             self._changed.notify()
 
     def abort(self, keys: Sequence[AttemptKey]) -> int:
@@ -265,6 +289,8 @@ class StepLoop:
         self.end_running()
         waiting = [request.key for request in self._waiting]
         self._waiting.clear()
+        with self._changed:
+            waiting += self._held
         self._end(dict.fromkeys(waiting, "abort"))
         self._pause()
 
@@ -314,12 +340,14 @@ class StepLoop:
             self._changed.wait_for(self._has_work)
             if self._is_closing:
                 return None
-            intake = _Intake(self._inbox, list(self._aborted), self._controls)
-            self._inbox, self._controls = [], []
+            aborted = list(self._aborted)
+            intake = _Intake(self._inbox, self._refused, aborted, self._controls)
+            self._inbox, self._refused, self._controls = [], {}, []
             return intake
 
     def _has_work(self) -> bool:
-        asked_for = self._inbox or self._aborted or self._controls or self._is_closing
+        asked_for = self._inbox or self._refused or self._aborted or self._controls
+        asked_for = asked_for or self._is_closing
         became_idle = self._when_idle and not self._stepper.n_running
         return bool(asked_for or became_idle) or self._may_step()
 
@@ -327,6 +355,7 @@ class StepLoop:
         """Do what was asked for, then one step if there is one to do."""
         self._waiting.extend(intake.requests)
         self._end({r.key: end for r in intake.requests if (end := r.ending()) is not None})
+        self._end(intake.refused)
         self._end(dict.fromkeys(intake.aborted, "abort"))
         self._due.extend(intake.controls)
         while self._due:
@@ -358,13 +387,14 @@ class StepLoop:
         if step.keys:
             self._sink(step)
 
-    def _end(self, endings: dict[AttemptKey, FinishReason]) -> None:
+    def _end(self, endings: Mapping[AttemptKey, FinishReason | Problem]) -> None:
         """Emit the last, empty row of these requests, wherever they are."""
         with self._changed:
             endings = {key: reason for key, reason in endings.items() if key in self._live}
             self._live.difference_update(endings)
             for key in endings:
                 self._aborted.pop(key, None)
+                self._held.pop(key, None)
         if not endings:
             return
         self._stepper.release(endings)
@@ -372,13 +402,15 @@ class StepLoop:
         self._sink(_empty_step(endings, self._stepper.version))
 
 
-def _empty_step(endings: dict[AttemptKey, FinishReason], version: int) -> Step:
+def _empty_step(endings: Mapping[AttemptKey, FinishReason | Problem], version: int) -> Step:
     """A step that brings endings and no tokens."""
+    ends = list(enumerate(endings.values()))
     return Step(
         keys=list(endings),
         counts=[0] * len(endings),
         tokens=np.empty(0, np.int32),
         logprobs=np.empty(0, np.float32),
         version=version,
-        finishes=list(enumerate(endings.values())),
+        finishes=[(row, end) for row, end in ends if not isinstance(end, Problem)],
+        problems=[(row, end) for row, end in ends if isinstance(end, Problem)],
     )

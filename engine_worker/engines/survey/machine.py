@@ -36,7 +36,7 @@ OPTIONAL = {
     "sglang": "the sglang engine",
     "sglang-kernel": "SGLang's kernels on a GPU",
     "flashinfer-python": "SGLang's attention on a GPU",
-    "xgrammar": "structured output with SGLang",
+    "xgrammar": "grammars, JSON schemas and forced tool calls",
     "torch-memory-saver": "SGLang gives memory back to a trainer: sleep and wake",
 }
 

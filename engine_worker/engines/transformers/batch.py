@@ -19,6 +19,7 @@ from rolloutbus.engine_worker.engine import Int32s, Step
 from rolloutbus.engine_worker.engines.shared.request import EngineRequest, TokenDetails
 from rolloutbus.engine_worker.engines.shared.row_rules import BROKEN_ADAPTER, BROKEN_WEIGHTS
 from rolloutbus.engine_worker.engines.transformers.forward import PADDING, Forward
+from rolloutbus.engine_worker.engines.transformers.grammars import OUT_OF_STEP
 from rolloutbus.engine_worker.engines.transformers.kv_blocks import (
     BLANK_BLOCK,
     KvBlocks,
@@ -164,12 +165,16 @@ class Batch:
         finishes: list[tuple[int, FinishReason]] = []
         arrays: list[tuple[int, Mapping[str, Array]]] = []
         for i, (row, token) in enumerate(zip(rows, draw.tokens.tolist(), strict=True)):
-            reason = _append(row.request, token, draw.wanted.get(i))
-            if reason is not None:
-                finishes.append((i, reason))
+            end = _append(row.request, token, draw.wanted.get(i))
+            if end is None:
+                continue
+            if isinstance(end, Problem):
+                problems.append((row.request.key, end))
+            else:
+                finishes.append((i, end))
                 if row.request.wanted is not None:
                     arrays.append((i, row.request.wanted.arrays()))
-                self._close(row)
+            self._close(row)
         n = len(rows)
         return Step(
             keys=[*(row.request.key for row in rows), *(key for key, _ in problems)],
@@ -314,9 +319,13 @@ def _adapters(rows: list[_Row]) -> Rows:
     return adapters if any(adapters) else ()
 
 
-def _append(request: EngineRequest, token: int, wanted: TokenDetails | None) -> FinishReason | None:
-    """Append a request's next token; returns why it is complete, None while it is not."""
+def _append(
+    request: EngineRequest, token: int, wanted: TokenDetails | None
+) -> FinishReason | Problem | None:
+    """Append a request's next token; returns why it is complete or has failed, None: neither."""
     request.tokens.append(token)
     if request.wanted is not None and wanted is not None:
         request.wanted.rows.append(wanted)
+    if request.grammar is not None and not request.grammar.accept(token):
+        return OUT_OF_STEP
     return request.ending()

@@ -1,6 +1,6 @@
-"""A Hugging Face causal language model from a local directory: loading, weights, stop texts."""
+"""A Hugging Face causal language model from a local directory: loading, weights."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -11,50 +11,9 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.utils import logging as transformers_logging
 
 from rolloutbus.engine_worker.engine import Bytes, TensorSpec
-from rolloutbus.engine_worker.engines.shared.request import EndsText
 from rolloutbus.engine_worker.engines.transformers.settings import TransformersSettings
 from rolloutbus.engine_worker.weights.raw_tensor import RawTensor
 from rolloutbus.engine_worker.weights.torch_tensors import DTYPE_NAMES
-
-BYTES_PER_CHAR = 4
-"""Of UTF-8: a character may be spread over so many tokens."""
-
-Decode = Callable[[Sequence[int]], str]
-
-
-def decoder_of(model: Path) -> Decode | None:
-    """What turns token ids to text, if the model's directory has a `tokenizer.json`.
-
-    Raises:
-        ValueError: it is broken.
-    """
-    path = model / "tokenizer.json"
-    if not path.is_file():
-        return None
-    # It comes with transformers.
-    from tokenizers import Tokenizer  # noqa: PLC0415
-
-    try:
-        tokenizer: Any = Tokenizer.from_file(str(path))
-    # The package raises bare Exceptions.
-    except Exception as error:
-        raise ValueError(f"model: {path} is not a tokenizer: {error}") from error
-    return lambda tokens: tokenizer.decode(list(tokens), skip_special_tokens=False)
-
-
-def ends_with_text(decode: Decode, texts: Sequence[str]) -> EndsText:
-    """A test for these texts, asked after each token.
-
-    A text that began in an earlier attempt counts. Only as many tokens are read as can matter:
-    whatever lies wholly before the last token was found when that was sampled.
-    """
-    n_read = BYTES_PER_CHAR * (max(len(text) for text in texts) + 1)
-
-    def ends(tokens: Sequence[int]) -> bool:
-        tail = decode(tokens[-n_read:])
-        return any(text in tail for text in texts)
-
-    return ends
 
 
 class ModelWeights:

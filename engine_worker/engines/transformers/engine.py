@@ -11,10 +11,11 @@ also costs more than a small model's whole step.
 
 import random
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from itertools import count
 from pathlib import Path
 from threading import Lock
-from typing import Any, cast
+from typing import Any, cast, get_args
 
 import numpy as np
 import torch
@@ -23,6 +24,7 @@ import transformers
 from rolloutbus.bus.wire.entry import AttemptKey
 from rolloutbus.bus.wire.messages.control import DEVICE, CacheTier, StartProfile
 from rolloutbus.bus.wire.messages.endings import Problem, bad_request
+from rolloutbus.bus.wire.messages.generation import Grammar, GrammarKind
 from rolloutbus.bus.wire.validation import adapter_of
 from rolloutbus.engine_worker.engine import (
     EngineBusy,
@@ -47,18 +49,28 @@ from rolloutbus.engine_worker.engines.shared.request import EngineRequest, open_
 from rolloutbus.engine_worker.engines.shared.step_loop import StepLoop
 from rolloutbus.engine_worker.engines.transformers.batch import Batch, BatchLimits
 from rolloutbus.engine_worker.engines.transformers.causal_lm import (
-    Decode,
     ModelWeights,
-    decoder_of,
-    ends_with_text,
     kv_tokens,
     load_causal_lm,
 )
 from rolloutbus.engine_worker.engines.transformers.forward import Forward
+from rolloutbus.engine_worker.engines.transformers.grammars import (
+    INSTALL,
+    GrammarMatch,
+    Grammars,
+    installed_version,
+)
 from rolloutbus.engine_worker.engines.transformers.kv_blocks import KvBlocks
 from rolloutbus.engine_worker.engines.transformers.lora_layers import LoadedAdapter, LoraLayers
 from rolloutbus.engine_worker.engines.transformers.sampler import Sampler
 from rolloutbus.engine_worker.engines.transformers.settings import TransformersSettings
+from rolloutbus.engine_worker.engines.transformers.texts import (
+    NO_TOKENIZER,
+    Decode,
+    StopTexts,
+    decoder_of,
+    tokenizer_of,
+)
 from rolloutbus.engine_worker.features import unknown_adapter
 from rolloutbus.engine_worker.weights.torch_tensors import DeviceCopies, gpus_of
 
@@ -308,8 +320,13 @@ class TransformersEngine:
         if settings.threads:
             torch.set_num_threads(settings.threads)
         self._processors = Processors(settings.processors)
-        self._decode = decoder_of(Path(settings.model))
+        tokenizer = tokenizer_of(Path(settings.model))
+        self._decode = None if tokenizer is None else decoder_of(tokenizer)
         lm = load_causal_lm(settings)
+        xgrammar = installed_version() if tokenizer is not None else ""
+        self._grammars: Grammars | None = None
+        if tokenizer is not None and xgrammar:
+            self._grammars = Grammars(tokenizer, lm.vocab_size, lm.eos_token_ids)
         size = settings.block_size
         limits = BatchLimits(
             slots=settings.slots,
@@ -325,8 +342,13 @@ class TransformersEngine:
             slots=settings.slots,
             eos_token_ids=lm.eos_token_ids,
             gpus=gpus_of([lm.device]),
-            features=_features(self._processors, self._decode),
-            software={"torch": str(torch.__version__), "transformers": transformers.__version__},
+            features=_features(self._processors, self._decode, has_grammars=bool(xgrammar)),
+            software={
+                "torch": str(torch.__version__),
+                "transformers": transformers.__version__,
+                **({"xgrammar": xgrammar} if xgrammar else {}),
+            },
+            lost=_lost(has_text=tokenizer is not None, has_grammars=bool(xgrammar)),
         )
         self._chance = random.Random(settings.random_seed)  # noqa: S311 - sampling, not secrets
         self._sink = sink
@@ -349,20 +371,27 @@ class TransformersEngine:
     def generate(self, work: Sequence[Work]) -> None:
         """See `Engine`. ValueError: a request does not fit or its key is in use; none is queued.
 
-        One whose adapter is not loaded, or whose processors' parameters do not fit, ends with a
-        problem. A request whose prefix is already complete ends with an empty row.
+        One whose adapter is not loaded, whose processors' parameters do not fit, or whose grammar
+        or pattern is none, ends with a problem. A request whose prefix is already complete ends
+        with an empty row.
         """
         requests: list[EngineRequest] = []
+        grammars: list[tuple[EngineRequest, Grammar]] = []
         for each in work:
             request = open_request(each, self.facts, self._chance.getrandbits(64))
             problem = self._resolve(request, each)
             if problem is None:
                 requests.append(request)
+                if each.grammar is not None:
+                    grammars.append((request, each.grammar))
                 if request.adapter is not None:
                     self._sink(began_with(each.key, request.adapter.full_name))
             else:
                 self._sink(refusal(each.key, problem))
-        self._loop.submit(requests)
+        self._loop.submit(requests, held=[request.key for request, _ in grammars])
+        for request, grammar in grammars:
+            assert self._grammars is not None, "a feature that is not there"
+            self._grammars.begin(grammar, request.tokens, partial(self._let_go, request))
 
     def abort(self, keys: Sequence[AttemptKey]) -> int:
         """See `Engine`."""
@@ -382,13 +411,27 @@ class TransformersEngine:
 
     def close(self) -> None:
         """See `Engine`."""
+        if self._grammars is not None:
+            self._grammars.close()
         self._loop.close()
+
+    def _let_go(self, request: EngineRequest, found: GrammarMatch | Problem) -> None:
+        """Run a request with the match of its grammar, or end it; called from a thread."""
+        if isinstance(found, Problem):
+            self._loop.let_go(request.key, found)
+        else:
+            request.grammar = found
+            self._loop.let_go(request.key, None)
 
     def _resolve(self, request: EngineRequest, work: Work) -> Problem | None:
         """Give a request what its work names; returns why that cannot be had, None if it can."""
-        if texts := work.sampling.stop:
+        texts, patterns = work.sampling.stop, work.sampling.stop_regex
+        if texts or patterns:
             assert self._decode is not None, "a feature that is not there"
-            request.ends_text = ends_with_text(self._decode, texts)
+            try:
+                request.ends_text = StopTexts(self._decode, texts, patterns)
+            except ValueError as error:
+                return bad_request("sampling.stop_regex", str(error))
         try:
             request.processors = self._processors.build(work.processors, self.facts.vocab_size)
         except ValueError as error:
@@ -400,11 +443,25 @@ class TransformersEngine:
         return None
 
 
-def _features(processors: Processors, decode: Decode | None) -> frozenset[str]:
+OF_TEXT = frozenset({"stop", "stop_regex"})
+OF_GRAMMARS = frozenset(get_args(GrammarKind))
+
+
+def _features(
+    processors: Processors, decode: Decode | None, *, has_grammars: bool
+) -> frozenset[str]:
     features = {"min_new_tokens", "seed", "logit_bias", "lora"}
     features |= {"top_logprobs", "logprobs_of", "sampling_mask", "cached_tokens"}
     features |= {f"processor:{name}" for name in processors.names}
-    return frozenset(features if decode is None else {*features, "stop"})
+    features |= OF_TEXT if decode is not None else frozenset()
+    return frozenset(features | OF_GRAMMARS if has_grammars else features)
+
+
+def _lost(*, has_text: bool, has_grammars: bool) -> Mapping[str, str]:
+    """Features that are not there, and what would bring them."""
+    if not has_text:
+        return dict.fromkeys(OF_TEXT | OF_GRAMMARS, NO_TOKENIZER)
+    return {} if has_grammars else dict.fromkeys(OF_GRAMMARS, INSTALL)
 
 
 def _known(tags: Sequence[str]) -> frozenset[str]:

@@ -1,7 +1,7 @@
 """How logits become tokens: one vectorised draw for a batch, every parameter per row.
 
-Order: bias, penalties, ban of ending ids before min_new_tokens, processors, temperature; `logprobs`
-is the log-softmax at this point. Then top-k, top-p and min-p, all three judged on this
+Order: grammar, bias, penalties, ban of ending ids before min_new_tokens, processors, temperature;
+`logprobs` is the log-softmax at this point. Then top-k, top-p and min-p, all three judged on this
 distribution; `behaviour_logprobs` is renormalised over what they leave. A row at temperature 0
 takes the likeliest token, and its logprobs are those of temperature 1.
 
@@ -21,6 +21,7 @@ from rolloutbus.bus.wire.validation import truncates
 from rolloutbus.engine_worker.engine import Float32s, Int32s
 from rolloutbus.engine_worker.engines.shared.request import EngineRequest, TokenDetails
 from rolloutbus.engine_worker.engines.shared.row_rules import BROKEN_WEIGHTS, RowRules, penalised
+from rolloutbus.engine_worker.engines.transformers.grammars import GrammarMasks
 
 Slots = np.ndarray[tuple[int], np.dtype[np.int64]]
 Float64s = np.ndarray[tuple[int], np.dtype[np.float64]]
@@ -90,6 +91,7 @@ class Sampler:
         self._truncates = np.zeros(n_slots, np.bool_)
         self._penalises = np.zeros(n_slots, np.bool_)
         self._end_ids: dict[int, torch.Tensor] = {}
+        self._grammars = GrammarMasks(n_slots)
         self._rules = RowRules(device)
         self._counts: torch.Tensor | None = None
         """int32 [n_slots, vocab]: how often generated. Only exists once a request penalises."""
@@ -112,6 +114,7 @@ class Sampler:
         if s.min_new_tokens > len(request.tokens):
             ids = sorted(i for i in request.end_ids if 0 <= i < self._vocab_size)
             self._end_ids[slot] = torch.tensor(ids, dtype=torch.int64, device=self._device)
+        self._grammars.enter(slot, request.grammar)
         self._rules.enter(slot, request)
         if self._penalises[slot]:
             self._count_all(slot, request)
@@ -124,10 +127,11 @@ class Sampler:
             slots: int64 [n], the slot of each row, each at most once.
         """
         scores = logits.float()
+        dead_ends = self._grammars.apply(scores, slots)
         self._rules.bias(scores, slots)
         self._penalise(scores, slots)
         self._ban_endings(scores, slots)
-        ruled_out = self._rules.process(scores, slots, self._n_generated)
+        ruled_out = {**self._rules.process(scores, slots, self._n_generated), **dead_ends}
         temperature = self._temperature[slots]
         greedy = temperature == 0.0
         divisor = np.where(greedy, 1.0, temperature)

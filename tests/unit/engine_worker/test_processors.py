@@ -140,3 +140,16 @@ def test_a_processor_that_raises_says_so_and_raises_no_further() -> None:
     told = apply(known.build([Processor("broken")], VOCAB), torch.zeros(VOCAB), 0)
     assert isinstance(told, str)
     assert "RuntimeError" in told
+
+
+def test_what_was_ruled_out_before_stays_so() -> None:
+    logits = torch.tensor([-INF, 1.0, 2.0, -INF, 4.0, 5.0, 6.0, 7.0])
+    told = apply([built("action_mask", allowed=[1, 3], mask_value=-9)], logits, 0)
+    assert isinstance(told, torch.Tensor)
+    assert told.tolist() == [-INF, 1, -9, -INF, -9, -9, -9, -9]
+
+
+def test_a_processor_that_returns_another_size_fails() -> None:
+    told = apply([lambda logits, n_generated: logits[n_generated:]], torch.zeros(VOCAB), 3)
+    assert isinstance(told, str)
+    assert told.startswith("a processor failed: RuntimeError")

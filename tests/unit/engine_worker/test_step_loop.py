@@ -7,6 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 
+from rolloutbus.bus.wire.messages.endings import bad_request
 from rolloutbus.bus.wire.messages.generation import SamplingParams
 from rolloutbus.engine_worker.engine import EngineDied, EngineFacts, Work
 from rolloutbus.engine_worker.engines.fake.engine import FakeBatch
@@ -99,3 +100,50 @@ def test_closing_wakes_who_waits_for_a_drain(
         closed.result(DEADLINE_S)
         with pytest.raises(EngineDied):
             drained.result(DEADLINE_S)
+
+
+WRONG = bad_request("grammar.text", "it is none")
+
+
+def test_a_held_request_runs_when_it_is_let_go_and_delays_nobody(
+    loop: StepLoop, batch: SlowBatch, log: StepLog
+) -> None:
+    batch.may_finish.set()
+    loop.submit([request("held"), request("other")], held=[key("held")])
+    log.wait_finished("other")
+    assert loop.stats().n_waiting == 1
+    assert log["held"].tokens == []
+    with pytest.raises(ValueError, match="in use"):
+        loop.submit([request("held")])
+    loop.let_go(key("held"), None)
+    log.wait_finished("held")
+    assert len(log["held"].tokens) == 3
+
+
+def test_a_held_request_ends_with_the_problem_that_it_is_let_go_with(
+    loop: StepLoop, log: StepLog
+) -> None:
+    loop.submit([request("held")], held=[key("held")])
+    loop.let_go(key("held"), WRONG)
+    log.wait_until(lambda: bool(log.steps))
+    assert [(step.keys, step.problems) for step in log.steps] == [([key("held")], [(0, WRONG)])]
+    assert loop.stats().n_waiting == 0
+
+
+@pytest.mark.parametrize("by_pause", [False, True])
+def test_a_held_request_that_was_ended_stays_so(
+    loop: StepLoop, batch: SlowBatch, log: StepLog, by_pause: bool
+) -> None:
+    batch.may_finish.set()
+    loop.submit([request("held")], held=[key("held")])
+    if by_pause:
+        loop.pause("abort")
+        loop.resume()
+    else:
+        loop.abort([key("held")])
+    log.wait_finished("held")
+    loop.let_go(key("held"), WRONG)
+    loop.submit([request("later")])
+    log.wait_finished("later")
+    assert (log["held"].finishes, log["held"].tokens) == (["abort"], [])
+    assert not any(step.problems for step in log.steps)

@@ -29,6 +29,8 @@ FINISHED = Finished("c/1", (1, 1), "w0", "length", TOKENS, LOGPROBS, LOGPROBS, [
         ("max_completion_tokens", "did you mean max_new_tokens=?"),
         ("n", "generate_batch(prompts, sampling, n=...)"),
         ("custom_params", "processors="),
+        ("custom_logit_processor", "processors="),
+        ("action_mask", "a parameter of the call"),
         ("skip_special_tokens", "TextClient"),
         *((kind, f"grammar=Grammar('{kind}', text)") for kind in get_args(GrammarKind)),
     ],
@@ -45,6 +47,7 @@ def test_sampling_params_have_the_names_of_sglang() -> None:
         *("max_new_tokens", "min_new_tokens", "temperature", "top_p", "top_k", "min_p"),
         *("repetition_penalty", "frequency_penalty", "presence_penalty", "sampling_seed"),
         *("stop", "stop_token_ids", "stop_regex", "ignore_eos", "logit_bias"),
+        "no_stop_trim",
     }
     assert set(inspect.signature(SamplingParams).parameters) == names
 

@@ -1,0 +1,97 @@
+"""Text of token ids: the tokenizer in a model's directory, and where an output is to stop."""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import regex
+from transformers import PreTrainedTokenizerFast
+
+from rolloutbus.bus.wire.messages.endings import Problem
+
+BYTES_PER_CHAR = 4
+"""Of UTF-8: a character may be spread over so many tokens."""
+CUT = "\N{REPLACEMENT CHARACTER}"
+"""What a decoder returns for an incomplete character."""
+SEARCH_S = 0.25
+"""For the patterns of one request after one token: one that backtracks without end must not hold
+the other requests up."""
+
+Decode = Callable[[Sequence[int]], str]
+
+NO_TOKENIZER = "the model's directory has no tokenizer.json; put it there"
+
+
+def tokenizer_of(model: Path) -> PreTrainedTokenizerFast | None:
+    """The tokenizer of a model's directory, if it has a `tokenizer.json`.
+
+    Raises:
+        ValueError: it is broken.
+    """
+    path = model / "tokenizer.json"
+    if not path.is_file():
+        return None
+    # It comes with transformers.
+    from tokenizers import Tokenizer  # noqa: PLC0415
+
+    try:
+        core: Any = Tokenizer.from_file(str(path))
+    # The package raises bare Exceptions.
+    except Exception as error:
+        raise ValueError(f"model: {path} is not a tokenizer: {error}") from error
+    return PreTrainedTokenizerFast(tokenizer_object=core)
+
+
+def decoder_of(tokenizer: PreTrainedTokenizerFast) -> Decode:
+    """What turns token ids to text, special tokens included."""
+    core: Any = tokenizer.backend_tokenizer
+    return lambda tokens: core.decode(list(tokens), skip_special_tokens=False)
+
+
+class StopTexts:
+    """The stop texts and patterns of one request, looked for after each of its tokens.
+
+    What began in an earlier attempt counts. Patterns see the whole output so far.
+    """
+
+    def __init__(self, decode: Decode, texts: Sequence[str], patterns: Sequence[str]) -> None:
+        """Raises ValueError for a pattern that is none, with the pattern."""
+        self._decode = decode
+        self._texts = texts
+        self._patterns = [_compiled(pattern) for pattern in patterns]
+        # Whatever lies wholly before the last token was found when that was sampled.
+        self._n_tail = BYTES_PER_CHAR * (max(map(len, texts), default=0) + 1)
+        self._output = ""
+        """Text of the tokens read so far; only kept for patterns."""
+        self._n_read = 0
+        self._n_before = 0
+        """Tokens before those that were read last: a word's beginning tells by its neighbour
+        whether there is a space before it, so what is new is decoded after what was."""
+
+    def __call__(self, tokens: Sequence[int]) -> bool | Problem:
+        """Whether the last of these tokens, all that were generated, completes one."""
+        if self._texts:
+            tail = self._decode(tokens[-self._n_tail :])
+            if any(text in tail for text in self._texts):
+                return True
+        return self._matches(tokens) if self._patterns else False
+
+    def _matches(self, tokens: Sequence[int]) -> bool | Problem:
+        known = self._decode(tokens[self._n_before : self._n_read])
+        text = self._decode(tokens[self._n_before :])
+        if len(text) <= len(known) or text.endswith(CUT):
+            return False
+        self._output += text[len(known) :]
+        self._n_before, self._n_read = self._n_read, len(tokens)
+        try:
+            return any(each.search(self._output, timeout=SEARCH_S) for each in self._patterns)
+        except TimeoutError:
+            why = f"a pattern took more than {SEARCH_S:g} s to be looked for; simplify it"
+            return Problem("bad_request", why, "failed", field="sampling.stop_regex")
+
+
+def _compiled(pattern: str) -> Any:  # noqa: ANN401 - the package has no types
+    try:
+        return regex.compile(pattern)
+    except (regex.error, RecursionError, OverflowError) as error:
+        raise ValueError(f"{pattern[:100]!r}: {error}") from error

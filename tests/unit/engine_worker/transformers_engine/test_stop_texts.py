@@ -1,0 +1,147 @@
+"""Stop texts and patterns on the transformers engine."""
+
+import re
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+import pytest
+import torch
+
+from rolloutbus.bus.wire.messages.endings import Problem
+from rolloutbus.bus.wire.messages.generation import Generate, Prefix, SamplingParams
+from rolloutbus.engine_worker.engine import Work
+from rolloutbus.engine_worker.engines.transformers.texts import StopTexts
+from rolloutbus.engine_worker.features import missing
+from tests.sglang.models import byte_tokenizer, save_model
+from tests.step_log import StepLog, key
+from tests.tiny_models import Build, engines, save_models
+
+PROMPT = np.array([70, 71, 72], np.int32)
+NEVER_DONE = "(a|aa)+[b-z]"
+
+
+def decode(tokens: Sequence[int]) -> str:
+    return cast("Any", byte_tokenizer()).decode(list(tokens))
+
+
+def encode(text: str) -> list[int]:
+    return cast("Any", byte_tokenizer()).encode(text, add_special_tokens=False)
+
+
+def ends_at(stops: StopTexts, tokens: Sequence[int]) -> int | None:
+    """Tokens after which it stops, as an engine asks: after each one."""
+    asked = range(1, len(tokens) + 1)
+    return next((n for n in asked if stops(tokens[:n]) is True), None)
+
+
+@pytest.mark.parametrize(
+    ("texts", "patterns", "said"),
+    [
+        (["cd"], [], "abcd"),
+        (["é"], [], "abcdé"),
+        ([], ["c.*f"], "abcdéf"),
+        ([], ["^b"], None),
+        ([], ["^a"], "a"),
+        ([], ["é"], "abcdé"),
+        (["zz"], ["x", "b+"], "ab"),
+        ([], ["x{2}"], None),
+    ],
+)
+def test_an_output_stops_with_the_token_that_completes_a_text_or_a_pattern(
+    texts: list[str], patterns: list[str], said: str | None
+) -> None:
+    found = ends_at(StopTexts(decode, texts, patterns), encode("abcdéfg"))
+    assert found == (None if said is None else len(encode(said)))
+
+
+@pytest.mark.parametrize("pattern", ["((", "a{2,1}", "*a"])
+def test_a_pattern_that_is_none_is_named(pattern: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(repr(pattern))):
+        StopTexts(decode, [], [pattern])
+
+
+def test_a_pattern_that_backtracks_without_end_is_given_up() -> None:
+    found = StopTexts(decode, [], [NEVER_DONE])(encode("a" * 60))
+    assert isinstance(found, Problem)
+    assert (found.code, found.field) == ("bad_request", "sampling.stop_regex")
+
+
+@pytest.fixture(scope="module")
+def paths(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    root = tmp_path_factory.mktemp("models")
+    torch.set_num_threads(1)
+    return {**save_models(root), "bytes": save_model("llama", root / "bytes")}
+
+
+@pytest.fixture
+def build(log: StepLog, paths: dict[str, Path]) -> Iterator[Build]:
+    with engines(log, paths) as build:
+        yield build
+
+
+def work(name: str, prefix: Prefix | None = None, **sampling: Any) -> Work:  # noqa: ANN401
+    asked = SamplingParams(**{"max_new_tokens": 60, "temperature": 0.0, **sampling})
+    return Work(key(name), PROMPT, asked, prefix)
+
+
+def test_a_pattern_ends_a_request_where_its_text_would_also_after_a_resume(
+    build: Build, log: StepLog
+) -> None:
+    engine = build("bytes", max_context=256)
+    engine.generate([work("free", ignore_eos=True)])
+    log.wait_finished("free")
+    free = log["free"].tokens
+    pairs = (decode(free[i : i + 2]) for i in range(2, len(free)))
+    text = next(pair for pair in pairs if pair.isascii() and pair.isprintable())
+    engine.generate([work("text", stop=[text]), work("pattern", stop_regex=[re.escape(text)])])
+    log.wait_finished("text", "pattern")
+    told = log["pattern"]
+    assert (told.tokens, told.finishes) == (log["text"].tokens, ["stop"])
+    assert text in decode(told.tokens)
+    assert text not in decode(told.tokens[:-1])
+
+    n = len(told.tokens)
+    for k in (1, n - 1, n):
+        tokens = np.array(told.tokens[:k], np.int32).tobytes()
+        logprobs = np.array(told.logprobs[:k], np.float32).tobytes()
+        prefix = Prefix(tokens, logprobs, [(0, k)])
+        engine.generate([work(f"after {k}", prefix, stop_regex=[re.escape(text)])])
+        log.wait_finished(f"after {k}")
+        assert log[f"after {k}"].tokens == told.tokens[k:]
+        assert log[f"after {k}"].finishes == ["stop"]
+
+
+def test_patterns_that_cannot_be_looked_for_end_their_requests_alone(
+    build: Build, log: StepLog
+) -> None:
+    engine = build("bytes", max_context=256)
+    many = {encode("a")[0]: 100.0}
+    engine.generate(
+        [
+            work("none", stop_regex=["(("]),
+            work("slow", stop_regex=[NEVER_DONE], logit_bias=many),
+            work("good", ignore_eos=True),
+        ]
+    )
+    log.wait_finished("good")
+    log.wait_until(lambda: sum(len(step.problems) for step in log.steps) == 2)
+    problems = {step.keys[row][0]: told for step in log.steps for row, told in step.problems}
+    assert problems.keys() == {"none", "slow"}
+    assert {told.field for told in problems.values()} == {"sampling.stop_regex"}
+    assert problems[key("none")[0]].outcome == "not_started"
+    assert len(log["good"].tokens) == 60
+    assert engine.stats().n_running == engine.stats().n_waiting == 0
+
+
+@pytest.mark.parametrize("name", ["stop", "stop_regex"])
+def test_a_model_without_a_tokenizer_refuses_texts_and_says_what_is_missing(
+    build: Build, name: str
+) -> None:
+    facts = build("llama").facts
+    body = Generate(bytes(4), SamplingParams(**{name: ["x"]}))
+    problem = missing(body, facts.features, facts.lost)
+    assert problem is not None
+    assert (problem.code, problem.field) == ("unsupported", f"sampling.{name}")
+    assert "no tokenizer.json" in problem.message
