@@ -467,12 +467,20 @@ def test_a_plain_script_uses_the_same_names(tmp_path: Path) -> None:
                 for token in delta.tokens.tolist()
             ]
             assert tokens == [5, 6, 7]
+            futures = [client.submit([n], SamplingParams(max_new_tokens=2)) for n in (5, 50)]
+            assert [each.result(DEADLINE_S).tokens[0] for each in futures] == [5, 50]
+            stopped = client.submit([13], SamplingParams(max_new_tokens=100))
+            assert stopped.cancel()
+            unanswered = client.submit([13], SamplingParams(max_new_tokens=100_000))
             assert client.pause().by_worker == {"w0": Done()}
             with client.session("conversation") as session:
                 rollout = session.generate([5], SamplingParams(max_new_tokens=3))
                 assert (rollout.tokens.tolist(), session.session.worker) == ([5, 6, 7], "w0")
+        assert isinstance(unanswered.exception(DEADLINE_S), ActorStopped)
         with pytest.raises(ActorStopped, match="the client is closed"):
             client.generate([5], SamplingParams())
+        with pytest.raises(ActorStopped, match="the client is closed"):
+            client.submit([5], SamplingParams())
         again = connect_sync(address[0]).open()
         with pytest.raises(LocalProtocolError, match="open already"):
             again.open()

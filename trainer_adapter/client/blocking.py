@@ -9,7 +9,7 @@ import functools
 import inspect
 import os
 import threading
-from collections.abc import AsyncGenerator, Callable, Coroutine, Generator
+from collections.abc import AsyncGenerator, Callable, Collection, Coroutine, Generator
 from concurrent.futures import Future
 from typing import Any, Concatenate, Generic, ParamSpec, Protocol, TypeVar, cast, get_args, overload
 
@@ -23,6 +23,10 @@ P = ParamSpec("P")
 T = TypeVar("T")
 R = TypeVar("R")
 R_co = TypeVar("R_co", covariant=True)
+
+
+LAST_TURNS_S = 1.0
+"""What still runs when a loop is stopped has so long to end by itself; then it is cancelled."""
 
 
 class LoopThread:
@@ -49,6 +53,17 @@ class LoopThread:
         )
         self._thread.start()
 
+    def submit(self, coroutine: Coroutine[Any, Any, T]) -> Future[T]:
+        """Runs a coroutine on the loop; cancelling the future cancels it.
+
+        Raises:
+            ActorStopped: the loop does not run, or runs in another process.
+        """
+        if self._loop is None or not self.is_running:
+            coroutine.close()
+            raise ActorStopped(self._why_not())
+        return asyncio.run_coroutine_threadsafe(coroutine, self._loop)
+
     def wait(self, coroutine: Coroutine[Any, Any, T]) -> T:
         """Runs a coroutine on the loop and waits for it; an interrupt cancels it first.
 
@@ -60,23 +75,12 @@ class LoopThread:
             coroutine.close()
             message = "a listener runs in the client's own thread; make blocking calls in another"
             raise LocalProtocolError(message)
-        future = self.begin(coroutine)
+        future = self.submit(coroutine)
         try:
             return future.result()
         except BaseException:
             future.cancel()
             raise
-
-    def begin(self, coroutine: Coroutine[Any, Any, T]) -> Future[T]:
-        """Has the loop run a coroutine; cancelling the future cancels it.
-
-        Raises:
-            ActorStopped: the loop does not run, or runs in another process.
-        """
-        if self._loop is None or not self.is_running:
-            coroutine.close()
-            raise ActorStopped(self._why_not())
-        return asyncio.run_coroutine_threadsafe(coroutine, self._loop)
 
     def call(self, function: Callable[[], T]) -> T:
         """Calls a function on the loop and waits for it; calls it here if the loop does not run."""
@@ -119,8 +123,19 @@ class LoopThread:
         try:
             loop.run_forever()
         finally:
+            loop.run_until_complete(_ended_tasks(asyncio.all_tasks(loop)))
             loop.run_until_complete(loop.shutdown_asyncgens())
             loop.close()
+
+
+async def _ended_tasks(tasks: Collection[asyncio.Task[Any]]) -> None:
+    """Lets tasks take the error that ended their object; whoever waits for them waits no more."""
+    if not tasks:
+        return
+    _, running = await asyncio.wait(tasks, timeout=LAST_TURNS_S)
+    for task in running:
+        task.cancel()
+    await asyncio.gather(*running, return_exceptions=True)
 
 
 @strict()
@@ -177,6 +192,23 @@ def blocking_overloads(
 ) -> Callable[Concatenate[Any, P], R]:
     """`blocking` of a method with overloads: by this a type checker sees each of them."""
     return cast("Callable[Concatenate[Any, P], R]", blocking(method))
+
+
+def submitted(
+    method: Callable[Concatenate[Any, P], Coroutine[Any, Any, R]],
+) -> Derived[P, Future[R]]:
+    """Returns a `Twin` method that begins the async method and gives a future of its result.
+
+    Cancelling the future cancels the call.
+    """
+    plain = inspect.unwrap(method)
+
+    @functools.wraps(plain)
+    def submit(twin: Twin[Any], /, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
+        return twin.loop.submit(plain(twin.original, *args, **kwargs))
+
+    returned = inspect.signature(plain).return_annotation
+    return cast("Derived[P, Future[R]]", _returning(submit, Future[returned]))
 
 
 @overload

@@ -5,7 +5,7 @@ import os
 import secrets
 from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal, NoReturn, Self, Unpack, overload
+from typing import Any, Literal, NoReturn, Self, TypedDict, Unpack, overload
 
 import numpy as np
 
@@ -107,8 +107,19 @@ LONG_S = 300.0
 BATCH_PART = 512
 """Requests of a batch that are made in one go."""
 
+ANOTHER = "its `connect_options`, and there call connect(**options) or connect_sync(**options)"
+"""What to pass to another process in the place of a client."""
+
 OnError = Literal["raise", "return"]
 ProfileActivity = Literal["CPU", "GPU"]
+
+
+class ConnectOptions(TypedDict):
+    """Arguments of `connect` and `connect_sync`."""
+
+    address: str
+    key_file: str
+    fleet: str
 
 
 @strict(options=ask_of)
@@ -135,9 +146,22 @@ class RolloutClient:
         self._commands = Commands(self.connection)
 
     def __reduce__(self) -> NoReturn:
-        raise cannot_be_pickled(
-            self, f"the address {self.connection.settings.router!r} and connect there"
-        )
+        raise cannot_be_pickled(self, ANOTHER)
+
+    @property
+    def connect_options(self) -> ConnectOptions:
+        """What another process needs for a client of the same fleet, with a name of its own.
+
+        Plain texts, for a process pool or a remote task: `connect(**options)` or
+        `connect_sync(**options)` there. If another fleet is at the address then, it says so.
+        """
+        settings = self.connection.settings
+        key_file = settings.security.key_file if settings.security else ""
+        return {
+            "address": settings.router,
+            "key_file": os.path.abspath(key_file) if key_file else "",  # noqa: PTH100 - no file yet
+            "fleet": self.fleet or settings.fleet,
+        }
 
     async def __aenter__(self) -> Self:
         return await self.open()

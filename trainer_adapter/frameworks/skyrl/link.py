@@ -74,7 +74,7 @@ class Link:
 
     async def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
         """Await a coroutine of `client`, from any event loop; cancelling cancels it."""
-        return await asyncio.wrap_future(self.blocking.loop.begin(coroutine))
+        return await asyncio.wrap_future(self.blocking.loop.submit(coroutine))
 
     def facts(self) -> dict[str, ServerFacts]:
         """What the engines of the policy's workers are, by worker; waits for them.
