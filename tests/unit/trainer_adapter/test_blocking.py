@@ -180,12 +180,12 @@ def test_a_blocking_call_in_the_loops_own_thread_is_refused_instead_of_waiting_f
 async def test_another_loop_awaits_what_the_thread_runs_and_can_cancel_it() -> None:
     thread = LoopThread("counter")
     with pytest.raises(ActorStopped, match="not open"):
-        thread.begin(Counter().add(1))
+        thread.submit(Counter().add(1))
     thread.start()
     try:
-        assert await asyncio.wrap_future(thread.begin(Counter().add(1))) == 2
+        assert await asyncio.wrap_future(thread.submit(Counter().add(1))) == 2
         has_begun, has_ended = threading.Event(), threading.Event()
-        never = asyncio.wrap_future(thread.begin(_never(has_begun, has_ended)))
+        never = asyncio.wrap_future(thread.submit(_never(has_begun, has_ended)))
         assert await asyncio.to_thread(has_begun.wait, 10.0)
         never.cancel()
         assert await asyncio.to_thread(has_ended.wait, 10.0)
