@@ -394,7 +394,10 @@ class Controller:
 
     def _misplaced(self, body: msgspec.Struct) -> Problem | None:
         if isinstance(body, Sleep) and len(self._generation):
-            message = f"{len(self._generation)} requests run; pause with `abort` or wait for them."
+            message = (
+                f"{len(self._generation)} requests run; pause with `abort` or `drain` first, as "
+                "sleep(abort_first=True) and sleep(drain=True) do."
+            )
             return Problem("busy", message, "not_started", retry_after_ms=1000)
         if isinstance(body, Sleep) and any(self._lanes.is_running(kind) for kind in READING):
             message = "The engine reads texts to score or embed them; wait for it."

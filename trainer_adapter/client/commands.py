@@ -6,7 +6,7 @@ from typing import ClassVar, Final, Literal, TypeVar, get_args
 import msgspec
 
 from rolloutbus.bus.actor.ref import FLEET, ROUTER, ActorRef, worker
-from rolloutbus.bus.wire.errors import Refused
+from rolloutbus.bus.wire.errors import BusError, Refused
 from rolloutbus.bus.wire.messages import control
 from rolloutbus.bus.wire.messages.control import FleetStatus, Pause, Resume, Status
 from rolloutbus.bus.wire.messages.endings import Problem
@@ -150,12 +150,14 @@ def _check(result: FleetResult, body: msgspec.Struct) -> None:
 
 
 def _of_second(results: list[FleetResult]) -> FleetResult:
-    """The results of the second step, or instead of them the first errors of any step."""
+    """The results of the second step, or instead of them the first errors of any step.
+
+    A worker that let one step pass in silence, and refused another one, has said why.
+    """
     by_worker = dict(results[1].by_worker)
     silent: dict[str, None] = {}
     for result in reversed(results):
         by_worker.update(result.errors)
         silent.update(dict.fromkeys(result.silent))
-    return FleetResult(
-        {name: each for name, each in by_worker.items() if name not in silent}, list(silent)
-    )
+    mute = [name for name in silent if not isinstance(by_worker.get(name), BusError)]
+    return FleetResult({name: each for name, each in by_worker.items() if name not in mute}, mute)
