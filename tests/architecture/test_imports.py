@@ -66,6 +66,9 @@ CORNERS = {
     "openai": r"tests/.*",
     # A framework is imported in its own adapter alone.
     "trl": r"trainer_adapter/frameworks/trl\.py|tests/adapters/.*",
+    "verl": r"trainer_adapter/frameworks/verl/.*|tests/adapters/.*",
+    "ray": r"trainer_adapter/frameworks/verl/.*|tests/adapters/.*",
+    "hydra": r"tests/adapters/.*",
     "peft": r"tests/.*",
     "datasets": r"tests/adapters/.*",
     "playwright": r"tests/.*",
