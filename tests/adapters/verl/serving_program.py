@@ -35,7 +35,7 @@ from rolloutbus.trainer_adapter.frameworks.verl import FleetReplica
 
 N_SERVERS = 2
 PROMPT = [1, 5, 6, 7]
-N_LONG, LONG = 32, 100
+N_LONG, N_MANY, LONG = 32, 256, 100
 SAMPLED = {"temperature": 1.0, "top_p": 1.0, "top_k": -1, "logprobs": True}
 GREEDY = {**SAMPLED, "temperature": 0, "max_tokens": 8}
 STEP, NEXT_STEP = 7, 8
@@ -128,10 +128,16 @@ async def in_flight(balancer: Any, n_wanted: int) -> dict[str, int]:  # noqa: AN
                 return status["servers"]
 
 
-def long_turns(client: LLMServerClient) -> list[asyncio.Task[dict[str, Any]]]:
-    return [
-        asyncio.create_task(sampled(client, uuid4().hex, max_tokens=LONG)) for _ in range(N_LONG)
-    ]
+def long_turns(client: LLMServerClient, n: int) -> list[asyncio.Task[dict[str, Any]]]:
+    asked = [sampled(client, uuid4().hex, max_tokens=LONG) for _ in range(n)]
+    return [asyncio.create_task(each) for each in asked]
+
+
+async def under_way(client: LLMServerClient) -> list[asyncio.Task[dict[str, Any]]]:
+    """Many turns, of which the first one is over: others are amidst, or wait at a worker."""
+    turns = long_turns(client, N_MANY)
+    await asyncio.wait(turns, timeout=60, return_when=asyncio.FIRST_COMPLETED)
+    return turns
 
 
 async def failure_of(call: Coroutine[Any, Any, object]) -> str:
@@ -151,11 +157,13 @@ async def serve(manager: LLMServerManager) -> None:
     say("output", await sampled(client, uuid4().hex, max_tokens=6))
     say("greedy", await sampled(client, uuid4().hex, **GREEDY))
 
-    under_way = long_turns(client)
+    at_once = long_turns(client, N_LONG)
     say("in flight", await in_flight(balancer, N_LONG))
+    await asyncio.gather(*at_once)
+    begun = await under_way(client)
     for replica in manager.get_replicas():
         await replica.abort_all_requests(reject_request=True)
-    say("aborted", await asyncio.gather(*under_way))
+    say("aborted", await asyncio.gather(*begun))
     say("rejected", await sampled(client, uuid4().hex))
     for replica in manager.get_replicas():
         await replica.resume_generation()
@@ -193,10 +201,9 @@ async def update(manager: LLMServerManager, config: DictConfig) -> None:
     await worker.__ray_call__.remote(poison, kept)
 
     patient = manager.get_client(client_cls=FullyAsyncLLMServerClient)
-    under_way = long_turns(patient)
-    await in_flight(manager.global_load_balancer, N_LONG)
+    begun = await under_way(patient)
     await weights.update_weights(global_steps=NEXT_STEP)
-    say("across an update", await asyncio.gather(*under_way))
+    say("across an update", await asyncio.gather(*begun))
 
 
 def poison(worker: Any, value: float = math.nan) -> float:  # noqa: ANN401 - verl's
@@ -213,10 +220,9 @@ async def main(config: DictConfig) -> None:
     await serve(manager)
     await update(manager, config)
     client = manager.get_client()
-    under_way = long_turns(client)
-    await in_flight(manager.global_load_balancer, N_LONG)
-    say("running", sorted(await in_flight(manager.global_load_balancer, N_LONG)))
-    say("killed", await asyncio.gather(*under_way))
+    begun = await under_way(client)
+    say("running", len(begun))
+    say("killed", await asyncio.gather(*begun))
 
 
 if __name__ == "__main__":

@@ -11,6 +11,7 @@ from asyncio.subprocess import PIPE, Process
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
@@ -34,7 +35,7 @@ STEP, NEXT_STEP = 7, 8
 N_STEPS, BATCH, N_EACH, N_TOKENS = 3, 4, 4, 12
 TEXTS = ["12", "123", "1", "21"]
 CHAT_TEMPLATE = "{% for m in messages %}{{ m['content'] }}{% endfor %}="
-ROLLOUT = "actor_rollout_ref.rollout"
+ROLLOUT, FSDP = "actor_rollout_ref.rollout", "actor_rollout_ref.actor.fsdp_config"
 MOST_STALE = {"sync": 0, "separate_async": 2}
 APART = (
     "actor_rollout_ref.hybrid_engine=False",
@@ -55,7 +56,8 @@ TINY = (
     "algorithm.adv_estimator=grpo",
     "actor_rollout_ref.actor.optim.lr=1e-3",
     "actor_rollout_ref.actor.strategy=fsdp2",
-    "actor_rollout_ref.actor.fsdp_config.use_torch_compile=False",
+    f"{FSDP}.use_torch_compile=False",
+    f"+{FSDP}.mixed_precision={{param_dtype: fp32, reduce_dtype: fp32, buffer_dtype: fp32}}",
     "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=4",
     "actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu=4",
     "+actor_rollout_ref.model.override_config={attn_implementation: eager}",
@@ -120,27 +122,30 @@ def run() -> Run:
 
     @asynccontextmanager
     async def running(*arguments: object, **more: str) -> AsyncGenerator[Process]:
-        process = await asyncio.create_subprocess_exec(
-            *(PYTHON, *map(str, arguments)),
-            cwd=ROOT,
-            stdout=PIPE,
-            limit=2**24,
-            env={
-                **os.environ,
-                "OMP_NUM_THREADS": "1",
-                "PYTHONPATH": f"{ROOT}:{HERE}",
-                "VERL_USE_EXTERNAL_MODULES": f"cpu_platform,{PACKAGE}",
-                "VERL_ENGINE_DEVICE": "cuda",
-                "RAY_USAGE_STATS_ENABLED": "0",
-                **more,
-            },
-        )
-        try:
-            yield process
-        finally:
-            if process.returncode is None:
-                process.terminate()  # Ray ends its processes
-                await process.wait()
+        # Names of sockets are short, so Ray's are not below pytest's directories.
+        with TemporaryDirectory(prefix="ray-") as ray:
+            process = await asyncio.create_subprocess_exec(
+                *(PYTHON, *map(str, arguments)),
+                cwd=ROOT,
+                stdout=PIPE,
+                limit=2**24,
+                env={
+                    **os.environ,
+                    "OMP_NUM_THREADS": "1",
+                    "PYTHONPATH": f"{ROOT}:{HERE}",
+                    "VERL_USE_EXTERNAL_MODULES": f"cpu_platform,{PACKAGE}",
+                    "VERL_ENGINE_DEVICE": "cuda",
+                    "RAY_TMPDIR": ray,
+                    "RAY_USAGE_STATS_ENABLED": "0",
+                    **more,
+                },
+            )
+            try:
+                yield process
+            finally:
+                if process.returncode is None:
+                    process.terminate()  # Ray ends its processes
+                    await process.wait()
 
     return running
 
@@ -279,6 +284,7 @@ async def test_verls_trainer_trains_on_tokens_of_the_fleet(
         *(APART if mode == "separate_async" else ()),
         f"trainer.v1.trainer_mode={mode}",
         f"trainer.default_local_dir={tmp_path}",
+        f"hydra.run.dir={tmp_path}",
         f"data.train_files={tmp_path / 'data.json'}",
         f"data.val_files={tmp_path / 'data.json'}",
         f"actor_rollout_ref.model.path={models['trainer']}",
@@ -301,9 +307,9 @@ async def test_verls_trainer_trains_on_tokens_of_the_fleet(
     for step in (each["data"] for each in steps):
         assert step["response_length/mean"] == N_TOKENS
         assert 0 <= step["training/off_policy/trajectory_staleness_worst/max"] <= MOST_STALE[mode]
-        if mode == "sync":  # the trainer computes in bfloat16, the fleet in float32
-            assert step["training/rollout_probs_diff_max"] < 0.01
-            assert step["training/rollout_actor_probs_pearson_corr"] > 0.99
+        if mode == "sync":
+            told = step["training/rollout_probs_diff_max"]
+            assert told < 1e-4, "tokens are as likely as the trainer computes"
 
 
 async def test_the_page_explains_every_word_of_a_rollout(parts: dict[str, Any]) -> None:
