@@ -19,8 +19,8 @@ SGLANG_STAMP := $(SGLANG_VENV)/.installed
 SGLANG_NEEDS := tests/sglang/requirements-$(SGLANG).txt
 PEERS_VENV := .venv-peers
 ADAPTERS := areal skyrl-0.3 trl
-# Those that take longer than a minute.
-ADAPTERS_NIGHTLY := skyrl-0.2
+# Suites that take longer than a minute.
+ADAPTERS_NIGHTLY := skyrl-0.2 verl
 PEERS_NEEDS := tests/peers/requirements.txt tests/peers/requirements-alone.txt
 UNIT := $(wildcard tests/unit tests/stateful tests/conformance tests/architecture tests/fuzz)
 
