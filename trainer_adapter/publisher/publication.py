@@ -355,7 +355,7 @@ class Publication:
             for each in source.tensors
         )
         self.log.enter("copying", size_bytes=total_bytes(layout))
-        body = ReserveVersion(policy=policy.name, tensors=layout)
+        body = ReserveVersion(policy.name, layout, self._options.version)
         reserved = await self._take(Reserved, body)
         self.log.enter("copying", version=reserved.version)
         watch = CopyWatch(self.log.copied_so_far)

@@ -42,6 +42,7 @@ class PublishOptions(RestoreOptions, total=False):
     """The options of `WeightPublisher.publish`, which explains them."""
 
     allow_zeros: bool
+    version: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,7 +50,7 @@ class UpdateOptions:
     """The same with their defaults, checked.
 
     Raises:
-        Refused: `floor` or `deadline_s` is no valid value; `.field` names it.
+        Refused: `floor`, `version` or `deadline_s` is no valid value; `.field` names it.
     """
 
     in_flight: InFlight = "keep"
@@ -58,12 +59,16 @@ class UpdateOptions:
     mode: UpdateMode = "staged"
     floor: int = 0
     allow_zeros: bool = False
+    version: int = 0
     deadline_s: float = UPDATE_DEADLINE_S
 
     def __post_init__(self) -> None:
         if self.floor < 0:
             message = f"a number of workers is not below 0: {self.floor}"
             raise Refused(bad_request("floor", message))
+        if self.version < 0:
+            message = f"a version is a number above 0, or 0 for the next one: {self.version}"
+            raise Refused(bad_request("version", message))
         if not 0 < self.deadline_s < math.inf:
             message = f"a deadline is a number of seconds above 0, not {self.deadline_s}"
             raise Refused(bad_request("deadline_s", message))
