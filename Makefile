@@ -19,6 +19,8 @@ SGLANG_STAMP := $(SGLANG_VENV)/.installed
 SGLANG_NEEDS := tests/sglang/requirements-$(SGLANG).txt
 PEERS_VENV := .venv-peers
 ADAPTERS := trl
+# Suites of several minutes: make nightly runs them, and make test-adapter-art.
+ADAPTERS_NIGHTLY := art
 PEERS_NEEDS := tests/peers/requirements.txt tests/peers/requirements-alone.txt
 UNIT := $(wildcard tests/unit tests/stateful tests/conformance tests/architecture tests/fuzz)
 
@@ -66,7 +68,7 @@ $(PEERS_VENV)/.installed: $(PEERS_NEEDS)
 # A framework's environment has what .venv has, and on top what the framework asks for.
 .PRECIOUS: .venv-%/.installed
 .venv-%/.installed: tests/adapters/%/requirements.txt $(STAMP)
-	$(call make_venv,.venv-$*,0.2 GB)
+	$(call make_venv,.venv-$*,up to 0.6 GB)
 	@cd .venv-$*/lib/python3*/site-packages && \
 		echo "import site; site.addsitedir('$$(echo $(abspath $(VENV))/lib/python3*/site-packages)')" >beside.pth
 	@.venv-$*/bin/$(PIP_INSTALL) --requirement $<
@@ -117,7 +119,7 @@ test-sglang: $(SGLANG_STAMP) ## Tests with the real SGLang on the CPU; SGLANG=0.
 nightly: export FUZZ_SECONDS ?= 600
 nightly: $(STAMP) ## Everything in full: all cases, 2,000 seeds, chaos, weight matrix, fuzz, both SGLangs
 	$(BIN)/python -m pytest $(SPREAD) --exhaustive -m "not gpu and not sglang and not peers and not adapters" tests
-	$(MAKE) test-peers test-adapters
+	$(MAKE) test-peers test-adapters $(addprefix test-adapter-,$(ADAPTERS_NIGHTLY))
 	$(MAKE) sim ARGS="--mutants --single-faults --jobs $(JOBS)"
 	$(MAKE) chaos ARGS=--quiet
 	$(MAKE) weight-faults ARGS=
