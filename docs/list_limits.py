@@ -169,6 +169,9 @@ def times() -> str:
         "heartbeat of an engine host": seconds(engine_host.HEARTBEAT_S),
         "between two `prefixes` of a worker, at least": seconds(PACE_S),
         "silence of an engine host that keeps new requests away": seconds(host.silent_s),
+        "silence of a stopped engine host after which its requests go on elsewhere": seconds(
+            host.give_up_s
+        ),
         "silence or standstill of an engine host that ends it": wedged,
         "silence of a host, or no room for what it is sent, after which the system ends a TCP "
         "connection": seconds(GONE_MS / 1000),

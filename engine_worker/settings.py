@@ -28,6 +28,8 @@ class HostSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     silent_s: float = 1.5
     """The host has sent nothing: the worker takes no new requests until it does."""
+    give_up_s: float = 5.0
+    """The host has sent nothing for so long, and is stopped: its requests go on elsewhere."""
     wedged_s: float = 30.0
     """Work runs, but the step counter stands still; or the host sends nothing at all."""
     phase_s: float = 300.0

@@ -52,7 +52,7 @@ class StepMetrics:
     clipped_share: float
     ratio_error: float
     rids: list[str]
-    """Rollouts trained on, group by group: `examples.offline` makes the step again."""
+    """Rollouts trained on, group by group: `examples.retrain` makes the step again."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,23 +5,19 @@
     python -m rolloutbus.examples.offline trajectories.parquet
 
 A model that starts anew learns from what others sampled, by imitating what was rewarded: clipped
-ratios would not do, since what it does itself is soon far from what was recorded. With `--run`, the
-very batches of that run are trained on again, each token with the logprob and the version of its
-sampling, and every loss comes out as it did then.
+ratios would not do, since what it does itself is soon far from what was recorded.
 """
 
 # pyright: reportUnknownMemberType=false
 # torch's stubs leave parameters untyped.
 
 import argparse
-import json
 import tempfile
 from collections.abc import Iterator
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 from random import Random
-from typing import Any
 
 import numpy as np
 import torch
@@ -41,19 +37,6 @@ GROUP_SIZE = 8
 HELD_OUT_WORDS = 100
 """As the demo draws them: words that no rollout of it was about."""
 SHOW_EVERY = 10
-
-
-def retrain(source: OfflineRollouts, run: Path) -> Iterator[tuple[float, float]]:
-    """Make each step of a run of the demo again; yields its loss then, and now."""
-    config = json.loads((run / "config.json").read_text())
-    found = {each.rollout.rid: each for each in source}
-    learner = Learner(load_tiny_model(run / "model"), LearnerOptions(steps=config["steps"]))
-    size: int = config["group_size"]
-    for line in (run / "metrics.jsonl").read_text().splitlines():
-        step: dict[str, Any] = json.loads(line)
-        rows = [found[rid] for rid in step["rids"]]
-        groups = [_group(rows[i : i + size]) for i in range(0, len(rows), size)]
-        yield step["loss"], learner.step(make_batch(groups)[0]).loss
 
 
 def imitate(logprobs: Tensor, _: Tensor, rewards: Tensor) -> Tensor:
@@ -89,43 +72,23 @@ def _group(rows: list[OfflineRollout]) -> Group:
     return Group(rows[0].group, [each.rollout for each in rows])  # the demo names groups by word
 
 
-def _retrain(source: OfflineRollouts, run: Path) -> None:
-    worst = 0.0
-    for number, (then, now) in enumerate(retrain(source, run), 1):
-        worst = max(worst, abs(now - then))
-        if number % SHOW_EVERY == 0:
-            print(f"step {number:4d}  loss then {then:+.6f}  now {now:+.6f}")
-    print(f"largest difference of a loss: {worst:.2g}")
-
-
-def _train(source: OfflineRollouts, seed: int) -> None:
+def main() -> None:
+    """Train, and say what came of it."""
+    parser = argparse.ArgumentParser(description="Train a new model from a recording of the demo.")
+    parser.add_argument("source", help="a journal's directory, or an export (.parquet, .jsonl)")
+    parser.add_argument("--seed", type=int, default=0, help="the seed of that run of the demo")
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    source, seed = OfflineRollouts(options.source), options.seed
     n_steps = sum(1 for _ in source.groups(GROUP_SIZE)) // GROUPS_PER_STEP
     with tempfile.TemporaryDirectory() as folder:
         build_tiny_model(Path(folder), seed)
         model = load_tiny_model(Path(folder))
-        print(f"held-out reward before: {evaluate(model, seed):.3f}")
-        for number, rewards in enumerate(train(source, model, n_steps), 1):
-            if number % SHOW_EVERY == 0:
-                print(f"step {number:4d} of {n_steps}  reward of its rollouts {rewards:.2f}")
-        print(f"held-out reward after:  {evaluate(model, seed):.3f}")
-
-
-def main() -> None:
-    """Train, and say what came of it."""
-    parser = argparse.ArgumentParser(
-        description="Train the demo's model from a recording of the demo.",
-        epilog="example: python -m rolloutbus.examples.offline journal --run runs/RUN",
-    )
-    parser.add_argument("source", help="a journal's directory, or an export (.parquet, .jsonl)")
-    parser.add_argument("--run", type=Path, help="directory of that run: make its very steps again")
-    parser.add_argument("--seed", type=int, default=0, help="the seed of that run of the demo")
-    options = parser.parse_args()
-    torch.set_num_threads(1)  # as in the demo: sums of floats depend on it
-    source = OfflineRollouts(options.source)
-    if options.run:
-        _retrain(source, options.run)
-    else:
-        _train(source, options.seed)
+    print(f"held-out reward before: {evaluate(model, seed):.3f}")
+    for number, rewards in enumerate(train(source, model, n_steps), 1):
+        if number % SHOW_EVERY == 0:
+            print(f"step {number:4d} of {n_steps}  reward of its rollouts {rewards:.2f}")
+    print(f"held-out reward after:  {evaluate(model, seed):.3f}")
 
 
 if __name__ == "__main__":

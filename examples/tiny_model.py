@@ -48,6 +48,7 @@ def build_tiny_model(directory: Path, seed: int) -> None:
 
 def load_tiny_model(directory: Path) -> LlamaForCausalLM:
     """Read the model that `build_tiny_model` wrote, in float32, ready to be trained."""
+    transformers_logging.disable_progress_bar()
     return LlamaForCausalLM.from_pretrained(
         directory, local_files_only=True, use_safetensors=True, dtype=torch.float32
     )

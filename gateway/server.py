@@ -14,6 +14,7 @@ import uvicorn
 from fastapi import FastAPI
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from rolloutbus.bus.actor.json_log import json_log_of
 from rolloutbus.bus.actor.tracing import tracer_of
 from rolloutbus.bus.wire.errors import SettingsError
 from rolloutbus.gateway.app import gateway_app
@@ -131,7 +132,9 @@ async def run_gateway(settings: GatewaySettings, on_ready: Callable[[str], None]
     """
     # FastAPI tells of each HTTP request by itself, where its process has a tracer, and goes on the
     # caller's trace; and the client goes on FastAPI's.
-    tracer_of("gateway", f"gateway-{os.getpid()}")
+    name = f"gateway-{os.getpid()}"
+    tracer_of("gateway", name)
+    log = json_log_of({"role": "gateway", "actor": name})
     path = settings.model_path
     tokenizer = chat_tokenizer(Path(path)) if path else None
     parsers = _answer_parsers(settings, tokenizer) if tokenizer is not None else None
@@ -165,7 +168,7 @@ async def run_gateway(settings: GatewaySettings, on_ready: Callable[[str], None]
             app: ASGIApp = KeyedApp(apps)
         else:
             app = await connected("gateway", settings.key_file, stack)
-        app = CountTraffic(app, traffic)
+        app = CountTraffic(app, traffic, log)
         await serve(app, bound, lambda: on_ready(address_of(bound)), pages.ending.set, abort_all)
 
 

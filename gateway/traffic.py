@@ -1,4 +1,4 @@
-"""HTTP requests, counted and timed as they pass; an ASGI middleware, and its metric families."""
+"""HTTP requests, counted, timed and logged as they pass: an ASGI middleware and its metrics."""
 
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
@@ -6,12 +6,16 @@ from time import perf_counter
 from typing import cast
 
 from prometheus_client import Metric
+from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from rolloutbus.bus.actor.json_log import JsonLog, caller, child_of, place_of
 from rolloutbus.bus.wire.durations import DurationCounter
 from rolloutbus.gateway.fleet_metrics import counter, gauge, histogram
 
 ENDPOINT = ("endpoint",)
+LOGGED = {"x-request-id": "request_id", "x-session-id": "session"}
+"""Header of a request -> field of its line in the log."""
 UNKNOWN = "unknown"
 """The endpoint of paths that there are none for: they are callers' to choose."""
 
@@ -54,11 +58,13 @@ class Traffic:
 
 
 class CountTraffic:
-    """Middleware: passes everything on and notes it in a `Traffic`."""
+    """Middleware: passes everything on, notes it in a `Traffic`, and writes it to a log."""
 
-    def __init__(self, app: ASGIApp, traffic: Traffic) -> None:
+    def __init__(self, app: ASGIApp, traffic: Traffic, log: JsonLog | None = None) -> None:
+        """`log`: gets a line for each HTTP request that has ended."""
         self._app = app
         self._traffic = traffic
+        self._log = log
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """See the class."""
@@ -67,10 +73,17 @@ class CountTraffic:
             return
         exchange = _Exchange(self._traffic, scope, send)
         self._traffic.n_open += 1
+        above = Headers(scope=scope).get("traceparent", "")
+        traceparent = child_of(above)
+        if self._log is not None:  # the client's requests, in this task, are below it
+            caller.set(traceparent)
         try:
             await self._app(scope, receive, exchange.send)
         finally:
             exchange.ended()
+            if self._log is not None:
+                fields = exchange.logged() | place_of(traceparent, above)
+                self._log.write("info", "http request", fields)
 
 
 class _Exchange:
@@ -103,6 +116,17 @@ class _Exchange:
         traffic.n_open -= 1
         traffic.answers[endpoint, str(self._code)] += 1
         traffic.durations[endpoint].add(self._passed_s)
+
+    def logged(self) -> dict[str, object]:
+        """Fields of its line in a log."""
+        headers = Headers(scope=self._scope)
+        return {
+            "method": self._scope["method"],
+            "endpoint": self._endpoint,
+            "status": self._code,
+            "duration_ms": round(1e3 * self._passed_s, 3),
+            **{field: value for name, field in LOGGED.items() if (value := headers.get(name))},
+        }
 
     @property
     def _passed_s(self) -> float:

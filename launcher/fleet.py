@@ -20,6 +20,7 @@ from rolloutbus.bus.strict_calls import strict
 from rolloutbus.bus.wire.errors import SettingsError, cannot_be_pickled
 from rolloutbus.launcher.discovery import Registration
 from rolloutbus.launcher.engine_python import check_python
+from rolloutbus.launcher.plain_block import PlainBlock
 from rolloutbus.launcher.plan import READY_TIMEOUT_S, ROUTER, STORE, FleetPlan, environment
 from rolloutbus.launcher.run_dir import RunDirectory
 from rolloutbus.launcher.settings import FleetSettings, UpOptions, packages_of
@@ -59,7 +60,7 @@ def _directly(_: str, backend: str) -> str:
 
 @strict()
 class Fleet:
-    """A running fleet; an async context manager, see `up`.
+    """A running fleet; a context manager, for `async with` and for `with`. See `up`.
 
     What dies is started again; when something dies too often, the body of the `async with` is
     cancelled and ProcessFailed comes out of it.
@@ -76,6 +77,7 @@ class Fleet:
         self._settings = settings
         self._wiring = wiring
         self._stack = AsyncExitStack()
+        self._plain: PlainBlock | None = None
         self._registration = Registration(
             settings.name,
             model=os.fspath(settings.model),
@@ -125,6 +127,20 @@ class Fleet:
 
     async def __aexit__(self, *_: object) -> None:
         await self._stack.aclose()
+
+    def __enter__(self) -> Self:
+        """The same in a plain `with`, for programs without `asyncio`.
+
+        When something dies too often the log tells at once, and leaving the block raises
+        ProcessFailed.
+        """
+        self._plain = PlainBlock(self, f"rolloutbus-fleet-{self.name}")
+        self._plain.enter()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._plain is not None:
+            self._plain.leave()
 
     @property
     def name(self) -> str:
@@ -228,7 +244,7 @@ class Fleet:
 
 @strict(options=FleetSettings)
 def up(on_event: EventHandler = _ignore, /, **options: Unpack[UpOptions]) -> Fleet:
-    """Bring up a router, a weight store and workers on this machine; use it with `async with`.
+    """Bring up a router, a weight store and workers on this machine; for `async with` or `with`.
 
     Args:
         on_event: hears of every start, death and restart of a process.

@@ -21,7 +21,7 @@ from rolloutbus.bus.wire.messages.control import (
     WorkerStatus,
 )
 from rolloutbus.bus.wire.messages.endings import Problem
-from rolloutbus.bus.wire.messages.generation import Abort, Aborted
+from rolloutbus.bus.wire.messages.generation import Abort, Aborted, AbortPolicy
 from rolloutbus.bus.wire.validation import check_rid
 from rolloutbus.router.context import Context, check_deadline, refusal
 from rolloutbus.router.dispatch import Dispatcher
@@ -97,6 +97,19 @@ class ClientCommands:
         n_aborted += self._publications.abort(client.name, body.rids, now)
         self._context.finish(client.name, entry.rid, pack(Aborted(n_aborted)))
 
+    def abort_policy(self, client: ClientRecord, entry: Entry, _now: float) -> None:
+        """Stop the requests of all clients for a policy; clients are told, and do not resume them.
+
+        Raises:
+            RemoteProtocolError: the body breaks its type.
+        """
+        body = unpack_as(AbortPolicy, entry)
+        for each in self._context.clients:
+            self._context.to_client(each.name, Entry("policy_aborted", body=entry.body))
+        n_aborted = self._dispatcher.abort_policy(body.policy)
+        self._context.count("policies_aborted")
+        self._context.finish(client.name, entry.rid, pack(Aborted(n_aborted)))
+
     def ask_members(self, client: ClientRecord, entry: Entry, now: float) -> None:
         """Pass a command to one member or to all workers."""
         stranger = check_rid(entry.rid, client=client.name)
@@ -156,6 +169,7 @@ class ClientCommands:
             dict(context.intent.workers),
             context.expected.absent(),
             self._store_status(now),
+            {policy: tags[-1][1] for policy, tags in context.tags.items()},
         )
 
     def _held(self, targets: Iterable[MemberRecord]) -> str:

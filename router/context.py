@@ -7,7 +7,7 @@ from msgspec import Raw
 
 from rolloutbus.bus.wire.codec import pack
 from rolloutbus.bus.wire.entry import NO_BODY, Attempt, Entry
-from rolloutbus.bus.wire.limits import MAX_POLICIES
+from rolloutbus.bus.wire.limits import MAX_POLICIES, MAX_TAGS
 from rolloutbus.bus.wire.messages.endings import Problem
 from rolloutbus.bus.wire.messages.membership import Intent, StoreFacts
 from rolloutbus.bus.wire.versions import VersionRule
@@ -55,6 +55,9 @@ class Context:
     """Whether those who could tell what an earlier router was asked for have done so."""
     committed: dict[str, int] = field(default_factory=dict[str, int])
     """Last committed version per policy; `note_commit` writes it."""
+    tags: dict[str, list[tuple[int, int]]] = field(default_factory=dict[str, list[tuple[int, int]]])
+    """Policy -> (version, label) of the latest that bear a label of their trainer, both growing;
+    `note_tag` writes it."""
     in_waves: dict[str, Waves] = field(default_factory=dict[str, Waves])
     """Policies with a commit that an earlier router, or this one, has not brought to all yet;
     theirs in `committed` is the version before it."""
@@ -109,6 +112,23 @@ class Context:
             committed[policy] = max(version, committed.get(policy, 0))
         for worker in self.members.workers(policy):
             self.note_version(worker, worker.version)
+
+    def note_tag(self, policy: str, version: int, tag: int | None) -> None:
+        """The version is committed under this label of its trainer, if it bears any."""
+        if tag is not None and (policy in self.tags or len(self.tags) < MAX_POLICIES):
+            tags = {**dict(self.tags.get(policy, [])), version: tag}
+            self.tags[policy] = sorted(tags.items())[-MAX_TAGS:]
+
+    def numbered(self, policy: str, rule: VersionRule) -> VersionRule:
+        """A rule that names a label as one that names a version, as soon as one bears the label.
+
+        Labels grow with the numbers, so the first version that does stays the first.
+        """
+        if rule.kind != "min-tag":
+            return rule
+        versions = (version for version, tag in self.tags.get(policy, ()) if tag >= rule.value)
+        version = next(versions, None)
+        return rule if version is None else VersionRule("min", version)
 
     def note_version(self, worker: MemberRecord, version: int) -> None:
         """The worker has these weights active."""
@@ -183,6 +203,9 @@ def note_record(context: Context, facts: StoreFacts) -> None:
     """A store tells what it has written down."""
     context.in_waves.clear()
     context.adapters.update(facts.adapters)
+    for policy, tags in facts.tags.items():
+        for version, tag in tags:
+            context.note_tag(policy, version, tag)
     for policy, version in facts.committed.items():
         before, floor = facts.waves.get(policy, (version, 0))
         if floor:

@@ -42,6 +42,7 @@ from rolloutbus.router.members.records import MemberRecord
 from rolloutbus.router.placement.affinity import Affinity
 from rolloutbus.router.placement.isolation import Isolation
 from rolloutbus.router.placement.load import LoadStage
+from rolloutbus.router.placement.pinned import Pinned
 from rolloutbus.router.placement.placement import Placer
 from rolloutbus.router.placement.prefixes import PrefixIndex
 from rolloutbus.router.placement.sessions import Sessions
@@ -78,6 +79,7 @@ class RouterCore:
         self._sessions = Sessions(self.context, self.table, affinity, self._prefixes, chance)
         stages = (
             self._isolation.choose,  # before sessions: a suspect has no company in its turn
+            Pinned(self.context).choose,
             self._sessions.choose,
             affinity.choose,
             self._prefixes.choose,
@@ -230,6 +232,7 @@ class RouterCore:
             "ack": self._client_ack,
             "client_beat": self._membership.client_heartbeat,
             "abort": self._desk.abort,
+            "abort_policy": self._desk.abort_policy,
             "status": self._desk.report,
             "open_session": self._sessions.open,
             "close_session": self._sessions.close,

@@ -19,6 +19,7 @@ from rolloutbus.router.context import Context, refusal
 from rolloutbus.router.health.health import Health
 from rolloutbus.router.members.clients import ClientRecord
 from rolloutbus.router.members.records import MemberRecord
+from rolloutbus.router.placement.pinned import absence_of, lateness_of
 from rolloutbus.router.placement.placement import Placer, made_concrete
 from rolloutbus.router.placement.sessions import Sessions
 from rolloutbus.router.requests.admission_control import (
@@ -63,6 +64,8 @@ class Dispatcher:
             self._submitted_again(known, client, entry)
             return
         problem = self._validation.problem_of(client, entry)
+        if problem is None and entry.place is not None and entry.place.worker:
+            problem = absence_of(self._context, entry.place)
         if problem is not None:
             self._context.count("busy_refused" if problem.code == "busy" else "bad_requests")
             self._context.to_client(client.name, Entry("refused", entry.rid, body=pack(problem)))
@@ -102,6 +105,8 @@ class Dispatcher:
         if place is None or self._validation.problem_of(client, entries[first]) is not None:
             return first
         rule = self._validation.rule(place.versions)
+        if rule is not None:
+            rule = self._context.numbered(place.policy, rule)
         if place.cost <= 0 or not self._is_ordinary(place, rule):
             return first
         committed = context.committed_of(place.policy)
@@ -152,12 +157,19 @@ class Dispatcher:
         else:
             named = (self._table.get(rid) for rid in body.rids)
             found = [r for r in named if r is not None and r.client == client.name]
+        return self._stop(found)
+
+    def abort_policy(self, policy: str) -> int:
+        """Stop the requests of all clients for a policy. Returns how many were found."""
+        return self._stop([each for each in self._table if each.place.policy == policy])
+
+    def _stop(self, found: list[Request]) -> int:
         at_worker: defaultdict[str, list[str]] = defaultdict(list)
         for request in found:
             if request.state in {"queued", "parked"}:
                 request.advance("aborted")
                 self._table.forget(request)
-                self._context.to_client(client.name, Entry("cancelled", request.rid))
+                self._context.to_client(request.client, Entry("cancelled", request.rid))
             elif request.state != "ended":
                 request.is_aborted = True
                 at_worker[request.worker].append(request.rid)
@@ -203,7 +215,7 @@ class Dispatcher:
         if waiting.is_empty and not sent:
             return
         for request in waiting:
-            if request.deadline_at <= now or (request.rule and self._is_retired(request)):
+            if request.deadline_at <= now or self._is_hopeless(request):
                 self._expire(request)
         self.dispatch_waiting(now)
         for client, rids in _unreported([*waiting, *sent.values()]).items():
@@ -229,8 +241,15 @@ class Dispatcher:
             self._health.is_calm
             and not (place.resend or place.outlives_client)
             and not (place.session and self._sessions.is_used)
-            and not (rule is not None and rule.needs_committed and self._context.may_miss_commits)
+            and not place.worker
+            and (rule is None or self._may_be_judged(rule))
         )
+
+    def _may_be_judged(self, rule: VersionRule) -> bool:
+        """Whether this router knows the versions that the rule is about."""
+        if rule.needs_committed:
+            return not self._context.may_miss_commits
+        return rule.kind != "min-tag"
 
     def _made(self, client: ClientRecord, entry: Entry, now: float) -> Request:
         place = entry.place or Placement("")
@@ -281,8 +300,10 @@ class Dispatcher:
 
     def _place(self, request: Request, now: float) -> bool:
         rule, table = request.rule, self._table
-        if rule is not None and rule.needs_committed and self._context.may_miss_commits:
-            return False
+        if rule is not None:
+            rule = request.rule = self._context.numbered(request.place.policy, rule)
+            if not self._may_be_judged(rule):
+                return False
         worker = self._placer.choose(request, now)
         if worker is None:
             return False
@@ -313,6 +334,12 @@ class Dispatcher:
             ),
         )
 
+    def _is_hopeless(self, request: Request) -> bool:
+        """Whether it waits for weights or a worker that nobody expects any more."""
+        if request.place.worker and absence_of(self._context, request.place) is not None:
+            return True
+        return request.rule is not None and self._is_retired(request)
+
     def _is_retired(self, request: Request) -> bool:
         """Whether it waits for weights that can never be here again."""
         committed = self._context.committed_of(request.place.policy)
@@ -323,7 +350,11 @@ class Dispatcher:
         policy = request.place.policy
         committed = self._context.committed_of(policy)
         is_served = self._context.eligibility.can_serve(policy, request.rule, committed)
-        problem = _lateness(request, is_served=is_served, instead=self._who_is_there(policy))
+        if request.place.worker:
+            problem = absence_of(self._context, request.place)
+            problem = problem or lateness_of(self._context, request)
+        else:
+            problem = _lateness(request, is_served=is_served, instead=self._who_is_there(policy))
         if request.rule is not None and request.rule.is_retired(committed):
             problem = _retirement(request, committed)
         kind = "expired" if problem.code == "deadline" else "refused"
@@ -385,6 +416,7 @@ def _keep_prompt(
     """A detached one that was found at its worker may have to be begun again without its client."""
     if known.state == "running" and known.body == NO_BODY and entry.place is not None:
         known.body, known.rule = entry.body, validation.rule(entry.place.versions)
+        known.place = msgspec.structs.replace(known.place, worker=entry.place.worker)
         known.deadline_at = context.detached.now + entry.deadline_ms / 1000
 
 

@@ -10,11 +10,12 @@ import sys
 from collections.abc import Awaitable, Callable, Sequence
 from enum import IntEnum, unique
 from pathlib import Path
-from typing import Protocol, TypeVar
+from typing import Literal, Protocol, TypeVar
 
 import msgspec
 import uvloop
 
+from rolloutbus.bus.actor.json_log import json_log_of
 from rolloutbus.bus.actor.resources import WATCH_S, ResourceWatch, provide_fds
 from rolloutbus.bus.wire.errors import BusError, SettingsError
 
@@ -39,7 +40,7 @@ def die_with_parent(parent: int = 0) -> None:
 
 
 _COMPLAINT = "error: "
-_WARNING = "warning: "
+_PREFIXES = {"error": _COMPLAINT, "warning": "warning: "}
 _LATE_LINES = 4
 PARENT_VARIABLE = "ROLLOUTBUS_PARENT"
 """In the environment of a supervised process: the process id of its supervisor, which may have died
@@ -112,21 +113,29 @@ def read_notice(line: bytes) -> str:
 
 def complain(sentence: str) -> None:
     """Say why this process ends; see `complaint_in`."""
-    _say(f"{_COMPLAINT}{sentence}")
+    _say("error", sentence)
 
 
 def warn(sentence: str) -> None:
     """Say what people must know while this process goes on."""
-    _say(f"{_WARNING}{sentence}")
+    _say("warning", sentence)
 
 
-def _say(sentence: str) -> None:
+def _say(level: Literal["warning", "error"], sentence: str) -> None:
     """Write to stderr, often a file on a disk that is full, and to the parent process."""
-    with contextlib.suppress(OSError):
-        sys.stderr.write(sentence + "\n")
-        sys.stderr.flush()
+    text = f"{_PREFIXES[level]}{sentence}"
+    try:
+        log = json_log_of({"pid": os.getpid()})
+    except SettingsError:  # perhaps the very thing that is complained of
+        log = None
+    if log is not None:
+        log.write(level, "message", {"message": sentence})
+    else:
+        with contextlib.suppress(OSError):
+            sys.stderr.write(text + "\n")
+            sys.stderr.flush()
     with contextlib.suppress(OSError, ValueError):
-        sys.stdout.write(msgspec.json.encode(_NoticeLine(sentence)).decode() + "\n")
+        sys.stdout.write(msgspec.json.encode(_NoticeLine(text)).decode() + "\n")
         sys.stdout.flush()
 
 

@@ -1,18 +1,14 @@
-"""Turns traces on where the environment says so, and only there imports what they need.
+"""Turns traces and structured logs on where the environment says so; imports what they need there.
 
-Cores know nothing of traces.
+Cores know nothing of either.
 """
 
-import os
-
+from rolloutbus.bus.actor.json_log import LogTracer, json_log_of
 from rolloutbus.bus.actor.spans import Role, Tracer
+from rolloutbus.bus.actor.variables import TRACES, choice_of
 from rolloutbus.bus.wire.entry import Entry, TracedEntry
 from rolloutbus.bus.wire.errors import SettingsError
-from rolloutbus.bus.wire.near_names import nearest
 
-TRACES_VARIABLE = "ROLLOUTBUS_TRACES"
-CHOICES = ("off", "otlp")
-PREFIX = "ROLLOUTBUS_"
 INSTALL = "pip install 'rolloutbus[otel]'"
 
 POLLED = frozenset({"status", "get_load", "server_info", "list_detached", "repair", "abort"})
@@ -20,41 +16,24 @@ POLLED = frozenset({"status", "get_load", "server_info", "list_detached", "repai
 
 
 def tracer_of(role: Role, name: str) -> Tracer | None:
-    """What an actor tells of its requests with; None: traces are off.
+    """What an actor tells of its requests with; None: neither traces nor structured logs are on.
 
     Raises:
         SettingsError: the environment asks for something that there is not.
     """
-    require_known_variables()
-    choice = os.environ.get(TRACES_VARIABLE, "off")
-    if choice not in CHOICES:
-        choices = " or ".join(CHOICES)
-        raise SettingsError(f"{TRACES_VARIABLE} is {choice[:40]!r}; it can be {choices}")
-    if choice == "off":
-        return None
+    exported = _exporter(role, name) if choice_of(TRACES) == "otlp" else None
+    log = json_log_of({"role": role, "actor": name})
+    return exported if log is None else LogTracer(log, exported)
+
+
+def _exporter(role: Role, name: str) -> Tracer:
     try:
         # Here: nobody else should need, or wait for, these packages.
         from rolloutbus.bus.actor.otlp import otlp_tracer  # noqa: PLC0415
     except ImportError as error:
-        missing = f"{TRACES_VARIABLE}=otlp needs packages that are not installed: {INSTALL}"
+        missing = f"{TRACES}=otlp needs packages that are not installed: {INSTALL}"
         raise SettingsError(f"{missing} ({error})") from error
     return otlp_tracer(role, name)
-
-
-KNOWN = (TRACES_VARIABLE,)
-"""Variables that people set."""
-
-
-def require_known_variables() -> None:
-    """Checks that no variable of the environment is a misspelt one of ours.
-
-    Raises:
-        SettingsError: one is.
-    """
-    for name in sorted(os.environ):
-        meant = nearest(name, KNOWN) if name.startswith(PREFIX) and name not in KNOWN else ""
-        if meant:
-            raise SettingsError(f"{name} is no variable of rolloutbus; did you mean {meant}?")
 
 
 def trace_of(entry: Entry) -> str:

@@ -205,6 +205,11 @@ class MemberCore:
         entry = self.deliveries.end(kind, key, packed, now)
         return effects if entry is None else [*effects, *self._deliver(entry, now)]
 
+    def give_up(self, keys: Iterable[AttemptKey], now: float) -> list[Send]:
+        """These executions will not be carried out here: heartbeats no longer name them."""
+        self.deliveries.fence(list(keys), now)
+        return self.heartbeat(now)
+
     def flush(self, now: float) -> list[Send]:
         """The end of a loop tick: report in one message all executions that began in it."""
         if not self.deliveries.begun or not self._may_send(now):

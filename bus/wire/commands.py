@@ -45,6 +45,7 @@ COMMANDS: dict[str, CommandRow] = {
         generation.Generate, generation.Generated, "client", "worker", COMPUTING
     ),
     "abort": CommandRow(generation.Abort, generation.Aborted, "client", "worker"),
+    "abort_policy": CommandRow(generation.AbortPolicy, generation.Aborted, "trainer", "router"),
     "repair": CommandRow(generation.Repair, generation.Repaired, "subscriber", "worker"),
     "list_detached": CommandRow(
         generation.ListDetached, generation.DetachedList, "client", "router"
@@ -196,6 +197,8 @@ KINDS: dict[str, type[msgspec.Struct]] = {
     **{kind: row.body for kind, row in COMMANDS.items()},
     # how far a publication has come
     "update_progress": weights.UpdateProgress,
+    # what a trainer stops for all clients
+    "policy_aborted": generation.PolicyAborted,
     # sessions that have a place
     "session_moved": generation.SessionMoved,
     # endings; the body of `finished` and `cancelled` depends on the command: see COMMANDS

@@ -51,7 +51,8 @@ class Placement(msgspec.Struct, frozen=True, array_like=True, gc=False, forbid_u
     policy: HeaderText
     """Name of the policy whose weights are asked for."""
     versions: HeaderText = "any"
-    """`any`, `latest`, `min:V`, `exact:V` or `max-staleness:K`, judged when it is dispatched."""
+    """`any`, `latest`, `min:V`, `exact:V`, `min-tag:T` or `max-staleness:K`, judged when it is
+    dispatched."""
     session: HeaderText = ""
     """Sticky key: requests of one session go to one worker; empty for none."""
     group: HeaderText = ""
@@ -69,6 +70,8 @@ class Placement(msgspec.Struct, frozen=True, array_like=True, gc=False, forbid_u
     """Detached: it goes on when its client is gone, and the ending waits for that name."""
     marks: Marks = b""
     """Of the prompt, see `bus.prefix_marks`: uint64 [k] little endian, the shortest first."""
+    worker: HeaderText = ""
+    """The only worker that may serve it; empty: any. Not beside a session."""
 
 
 class Entry(msgspec.Struct, frozen=True, array_like=True, gc=False, forbid_unknown_fields=True):

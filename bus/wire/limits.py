@@ -25,6 +25,8 @@ MAX_ITEMS = 100_000
 """Rows of a list that serves a whole loop turn; what a client may have open at once."""
 MAX_MEMBERS = 10_000
 MAX_POLICIES = 10_000
+MAX_TAGS = 16
+"""Labels of versions of one policy that are remembered, the latest ones."""
 MAX_SLOTS = 1_000_000
 """Requests that one engine runs side by side."""
 MAX_KINDS = 256
@@ -130,6 +132,10 @@ VersionRuns = Annotated[list[tuple[Natural, Natural]], Meta(max_length=MAX_ITEMS
 EosTokenIds = Annotated[list[int], Meta(max_length=MAX_EOS_TOKENS)]
 VersionsByPolicy = Annotated[dict[Short, Natural], Meta(max_length=MAX_POLICIES)]
 WavesByPolicy = Annotated[dict[Short, tuple[Natural, Natural]], Meta(max_length=MAX_POLICIES)]
+TagsByPolicy = Annotated[
+    dict[Short, Annotated[list[tuple[Natural, Natural]], Meta(max_length=MAX_TAGS)]],
+    Meta(max_length=MAX_POLICIES),
+]
 SessionsByWorker = Annotated[dict[Short, Natural], Meta(max_length=MAX_MEMBERS)]
 Troubles = Annotated[dict[Short, Sentence], Meta(max_length=MAX_MEMBERS)]
 Counters = Annotated[dict[Short, Natural], Meta(max_length=MAX_KINDS)]

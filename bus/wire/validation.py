@@ -254,6 +254,11 @@ def check_placement(place: Placement) -> Problem | None:
         problem = check_name(place.session, field="place.session")
     if problem is None and place.group:
         problem = check_name(place.group, field="place.group")
+    if problem is None and place.worker:
+        problem = check_name(place.worker, field="place.worker")
+        if problem is None and place.session:
+            message = "a session says by itself at which worker its requests run; leave one out"
+            problem = bad_request("place.worker", message)
     return problem
 
 

@@ -9,7 +9,7 @@ from typing import Literal
 
 from rolloutbus.bus.wire.messages.endings import Problem
 
-VersionRuleKind = Literal["any", "latest", "min", "exact", "max-staleness"]
+VersionRuleKind = Literal["any", "latest", "min", "exact", "min-tag", "max-staleness"]
 
 MAX_VERSION = 2**64 - 1
 """Versions are uint64."""
@@ -18,13 +18,14 @@ _PLAIN: dict[str, VersionRuleKind] = {"any": "any", "latest": "latest"}
 _NUMBERED: dict[str, VersionRuleKind] = {
     "min": "min",
     "exact": "exact",
+    "min-tag": "min-tag",
     "max-staleness": "max-staleness",
 }
 # Canonical decimals only: two texts never mean the same rule.
-_NUMBERED_TEXT = re.compile(r"(min|exact|max-staleness):(0|[1-9][0-9]{0,19})")
+_NUMBERED_TEXT = re.compile(r"(min|exact|min-tag|max-staleness):(0|[1-9][0-9]{0,19})")
 VERSIONS_TEXT = re.compile(rf"any|latest|{_NUMBERED_TEXT.pattern}")
 """A version rule, its range left out."""
-VERSIONS_WANTED = "any, latest, min:V, exact:V or max-staleness:K"
+VERSIONS_WANTED = "any, latest, min:V, exact:V, min-tag:T or max-staleness:K"
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +34,7 @@ class VersionRule:
 
     kind: VersionRuleKind
     value: int = 0
-    """The V of `min:V` and `exact:V`, the K of `max-staleness:K`; 0 elsewhere."""
+    """The V of `min:V` and `exact:V`, the T of `min-tag:T`, the K of `max-staleness:K`; else 0."""
 
     def __str__(self) -> str:
         return self.kind if self.kind in _PLAIN else f"{self.kind}:{self.value}"
@@ -45,6 +46,8 @@ class VersionRule:
                 return True
             case "exact":
                 return version == self.value
+            case "min-tag":
+                return False  # the router knows no such version; once it does, it asks for `min:V`
             case _:
                 return version >= self._lowest(committed)
 

@@ -51,7 +51,7 @@ def generate(
     temperature: Annotated[float, typer.Option(min=0.0, help="0 is greedy.")] = 1.0,
     seed: Annotated[int | None, typer.Option(help="Sample i draws with seed + i.")] = None,
     versions: Annotated[
-        str, typer.Option(help="any, latest, min:V, exact:V or max-staleness:K.")
+        str, typer.Option(help="any, latest, min:V, exact:V, min-tag:T or max-staleness:K.")
     ] = "any",
     policy: Annotated[str, typer.Option(help="Whose weights.")] = "default",
     session: Annotated[str, typer.Option(help="Stay on the worker of this session.")] = "",

@@ -137,7 +137,10 @@ class WorkerActor:
     def _tick(self, now: float) -> Sequence[WorkerEffect]:
         if self._traces is not None:
             self._traces.tick(now)
-        return self.core.tick(now)
+        effects = self.core.tick(now)
+        if self._host is not None and self.core.needs_host(now) and self._host.is_stopped:
+            effects += self.core.host_stopped(now)
+        return effects
 
     def _from_router(self, entries: list[Entry]) -> None:
         if self._traces is not None:

@@ -136,7 +136,7 @@ class WorkerCore:
         self._leave_at: float | None = None
         self._shown: tuple[str, int] = ("", 0)
         self._counters = dict.fromkeys(
-            (*_COUNTERS_OF_ENDINGS.values(), "repairs", "engine_exits"), 0
+            (*_COUNTERS_OF_ENDINGS.values(), "repairs", "engine_exits", "given_up"), 0
         )
 
     @property
@@ -250,12 +250,26 @@ class WorkerCore:
         effects += self._streams.tick(self._generation.all(), self._member.epoch, now)
         effects += self._prefixes.tick(self._member, now)
         state, in_phase = self._controller.state, self._controller.in_phase
-        is_sampling = len(self._generation) > 0 and state.phase in ("ready", "draining")
-        verdict = self._watch.verdict(now, should_move=is_sampling, in_phase=in_phase)
+        verdict = self._watch.verdict(now, should_move=self._is_sampling, in_phase=in_phase)
         if verdict and self._member.state != "left":
             effects.append(KillHost(verdict))
         state.is_frozen = self._watch.is_silent(now)
         return effects + self._settle(now)
+
+    def needs_host(self, now: float) -> bool:
+        """Whether requests wait for a host that is silent for long: see whether it is stopped."""
+        can_move = self._is_sampling and not self._controller.in_phase
+        return can_move and self._watch.is_given_up(now)
+
+    def host_stopped(self, now: float) -> list[WorkerEffect]:
+        """The host is stopped from outside: its requests go on elsewhere, it drops them later."""
+        keys = [request.key for request in self._generation.all()]
+        self._counters["given_up"] += len(keys)
+        return [*self._generation.forget(keys), *self._member.give_up(keys, now)]
+
+    @property
+    def _is_sampling(self) -> bool:
+        return len(self._generation) > 0 and self._controller.state.phase in ("ready", "draining")
 
     def _carry_out(self, effects: list[MemberEffect], now: float) -> list[WorkerEffect]:
         """Replace effects that the member core means for us by what follows from them."""

@@ -63,6 +63,11 @@ class HostProcess:
         """Process id."""
         return self._process.pid
 
+    @property
+    def is_stopped(self) -> bool:
+        """Whether it is stopped from outside (SIGSTOP, a debugger): then it is not hung."""
+        return _is_stopped(self.pid)
+
     def send(self, entry: Entry) -> None:
         """Queue for the end of this loop tick."""
         self._link.send(entry)
@@ -95,7 +100,7 @@ class HostProcess:
 
 
 def _is_stopped(pid: int) -> bool:
-    """Whether a process is stopped from outside (SIGSTOP, a debugger): then it is not hung."""
+    """See `HostProcess.is_stopped`."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
     except OSError:

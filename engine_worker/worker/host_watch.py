@@ -70,6 +70,10 @@ class HostWatch:
         """Whether its process seems to be stopped: even an idle host sends heartbeats."""
         return self._is_ready and now - self._heard_at > self._settings.silent_s
 
+    def is_given_up(self, now: float) -> bool:
+        """Whether it is silent for so long that others should do its work, if it is stopped."""
+        return self._is_ready and now - self._heard_at > self._settings.give_up_s
+
     def reported(self, heartbeat: EngineHeartbeat, now: float) -> None:
         """The host has reported its counters."""
         if heartbeat.steps != self.heartbeat.steps:

@@ -45,6 +45,8 @@ class WorkerTraces:
                 "active_version": self._version(),
                 **_asked_in(entry),
             }
+            if entry.place is not None and entry.place.session:
+                about["session"] = entry.place.session
             span = self._tracer.begin(f"execute {entry.kind}", "server", about, parent=trace)
             self._open[key] = entry.kind, span
 

@@ -68,7 +68,11 @@ class Isolation:
         return all(each.name in partial or not self._suits(each, request) for each in others)
 
     def _suits(self, worker: MemberRecord, request: Request) -> bool:
-        return worker.is_fit and self._context.may_serve(worker, request.rule)
+        return (
+            worker.is_fit
+            and request.place.worker in ("", worker.name)
+            and self._context.may_serve(worker, request.rule)
+        )
 
     def _emptiest(self, request: Request) -> MemberRecord | None:
         workers = self._eligibility.workers(request.place.policy)

@@ -33,7 +33,9 @@ class Placer:
 
         Those that concern no other stage are the last one's.
         """
-        is_plain = rule is None and not (place.session or place.group or place.marks)
+        is_plain = rule is None and not (
+            place.session or place.group or place.marks or place.worker
+        )
         return self._of_any if is_plain else self.choose
 
 

@@ -85,9 +85,9 @@ class HeaderValidation:
 
     def __init__(self, backlogs: Backlogs) -> None:
         self._backlogs = backlogs
-        self._passed: set[tuple[str, str, str, str]] = set()
-        """(policy, versions, session, group) of placements that were found good: clients send
-        the same ones for ever, and their patterns cost more than all else in a dispatch."""
+        self._passed: set[tuple[str, str, str, str, str]] = set()
+        """(policy, versions, session, group, worker) of placements that were found good: clients
+        send the same ones for ever, and their patterns cost more than all else in a dispatch."""
         self._last: Placement | None = None
         """The last one that passed: the samples of one prompt come one after the other."""
         self._rules: dict[str, VersionRule] = {}
@@ -105,7 +105,7 @@ class HeaderValidation:
         return problem or self._backlogs.problem_of(client)
 
     def _problem_with(self, place: Placement) -> Problem | None:
-        key = (place.policy, place.versions, place.session, place.group)
+        key = (place.policy, place.versions, place.session, place.group, place.worker)
         is_known = (
             key in self._passed
             and 0 <= place.cost <= MAX_COST

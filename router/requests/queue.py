@@ -11,9 +11,9 @@ from dataclasses import dataclass, field
 from rolloutbus.router.requests.lane import FairShares, Lane, Rank
 from rolloutbus.router.requests.record import Request
 
-LaneKey = tuple[str, str, bool, str]
+LaneKey = tuple[str, str, bool, str, str]
 """(policy, version rule, whether it runs alone, worker that it waits for if it is a session's
-turn)."""
+turn, worker that it names)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -246,7 +246,8 @@ class RequestQueue:
 
 
 def _lane_key(request: Request) -> LaneKey:
-    return (request.place.policy, request.place.versions, request.is_suspect, request.home)
+    place = request.place
+    return (place.policy, place.versions, request.is_suspect, request.home, place.worker)
 
 
 def _greediest(

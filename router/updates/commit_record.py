@@ -107,6 +107,8 @@ class CommitRecorder:
             del self._doubts[rid]
             found = [result_of("settle_version", each) for each in results.values()]
             is_committed = any(isinstance(each, Settled) and each.is_committed for each in found)
+            if is_committed:
+                self._context.note_tag(body.policy, body.version, body.tag)
             if is_committed and body.floor:
                 self._context.in_waves[body.policy] = Waves(body.version, body.floor)
             elif is_committed:

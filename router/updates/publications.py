@@ -143,12 +143,23 @@ class Publications:
     def _staleness_of(self, body: PublishVersion) -> Problem | None:
         committed = self._context.committed_of(body.policy)
         if body.version >= committed:
-            return None
+            return self._problem_with_tag(body)
         message = (
             f"version {body.version} is below the committed {committed}; restore_version makes a "
             "new version of the older content"
         )
         return refusal("stale_version", message, "version")
+
+    def _problem_with_tag(self, body: PublishVersion) -> Problem | None:
+        """Labels grow with versions; the same publication may come again to another router."""
+        version, last = next(reversed(self._context.tags.get(body.policy, ())), (0, -1))
+        if body.tag is None or body.tag > last or (body.version, body.tag) == (version, last):
+            return None
+        message = (
+            f"tag {body.tag} is not above {last}, the tag of version {version}: tags of a policy "
+            "only grow; go on counting, or begin the run with a fleet and a store of its own"
+        )
+        return refusal("bad_request", message, "tag")
 
     def _try(self, publication: _Publication, now: float) -> None:
         body = publication.body

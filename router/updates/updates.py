@@ -238,13 +238,14 @@ class Updates:
 
         def written(is_so: bool | None, at: float) -> None:  # noqa: FBT001 - of OnWritten
             if is_so:
+                self._context.note_tag(body.policy, body.version, body.tag)
                 self._advance(update, "recorded")
                 self._commit(update, at)
             else:
                 self._abort(update, "no_answer" if is_so is None else "not_recorded", at)
 
         body = update.body
-        record = RecordCommit(body.policy, body.version, body.floor)
+        record = RecordCommit(body.policy, body.version, body.floor, tag=body.tag)
         rid = f"{update.name}.r"
         self._records.write(Decision(rid, record, update.deadline_at, written, asked), now)
 

@@ -68,10 +68,10 @@ CORNERS = {
     "prometheus_client": r"gateway/.*|tests/.*",
     "openai": r"tests/.*",
     # A framework is imported in its own adapter alone.
-    "trl": r"trainer_adapter/frameworks/trl\.py|tests/adapters/.*",
+    "trl": r"trainer_adapter/frameworks/trl/.*|tests/adapters/.*|benchmarks/adapter_overhead\.py",
     "art": r"trainer_adapter/frameworks/art/.*|tests/adapters/.*",
     "peft": r"trainer_adapter/frameworks/art/.*|tests/.*",
-    "datasets": r"tests/adapters/.*",
+    "datasets": r"tests/adapters/.*|benchmarks/adapter_overhead\.py",
     "playwright": r"tests/.*",
     "opentelemetry": r"bus/actor/otlp\.py|tests/.*",
     "transformers": r"engine_worker/engines/.*|trainer_adapter/openai/answer_reader\.py"
@@ -81,7 +81,7 @@ CORNERS = {
     "tokenizers": r"engine_worker/engines/transformers/causal_lm\.py"
     r"|(trainer_adapter|examples|tests|benchmarks)/.*",
     "safetensors": r"engine_worker/(engines|weights)/.*|(trainer_adapter|examples|tests)/.*",
-    "accelerate": r"engine_worker/engines/.*|trainer_adapter/frameworks/trl\.py",
+    "accelerate": r"engine_worker/engines/.*|trainer_adapter/frameworks/trl/.*",
     "sglang": r"engine_worker/engines/sglang.*|trainer_adapter/openai/sglang_reader\.py"
     r"|tests/gpu/.*",
     "matplotlib": r"replay/timeline/picture\.py|(examples|benchmarks)/.*",

@@ -91,7 +91,9 @@ _EVENTS: dict[str, msgspec.Struct] = {
             *(POLICY, STREAM, 8, 4096, 32001, "transformers", ["generate", "pause"], [2], 4242),
             *("host-1", ["GPU-4f"], BULK, ["shm", "tcp"]),
         ),
-        store=membership.StoreFacts(BULK, {POLICY: VERSION}, "host-1", has_files=True),
+        store=membership.StoreFacts(
+            BULK, {POLICY: VERSION}, "host-1", has_files=True, tags={POLICY: [(VERSION, 300)]}
+        ),
         router_instance=INSTANCE,
         intent=INTENT,
     ),
@@ -136,6 +138,7 @@ _EVENTS: dict[str, msgspec.Struct] = {
     "lost": endings.Lost([(RID, ATTEMPT)], "w0", "lease_expired"),
     "fenced": endings.Fenced([(RID, ATTEMPT)], "superseded"),
     "update_progress": weights.UpdateProgress(VERSION, "committing", 4, 3, 1, "update-1"),
+    "policy_aborted": generation.PolicyAborted(POLICY),
     "session_moved": generation.SessionMoved("conv-1", "w0", "w1", "lost"),
     "deltas": generation.Deltas(
         rids=[RID, "trainer/8"],
@@ -184,6 +187,7 @@ _COMMANDS: dict[str, msgspec.Struct] = {
         media=[generation.Media("image", b"\x89PNG")],
     ),
     "abort": generation.Abort(["trainer/5", "trainer/6"], everything=True),
+    "abort_policy": generation.AbortPolicy(POLICY),
     "repair": generation.Repair("trainer/6", (3, 40), 5),
     "list_detached": generation.ListDetached(),
     "attach": generation.Attach(),
@@ -211,14 +215,14 @@ _COMMANDS: dict[str, msgspec.Struct] = {
     "restore_version": weights.RestoreVersion(POLICY, VERSION - 1),
     "settle_version": weights.SettleVersion(POLICY, VERSION),
     "publish_version": weights.PublishVersion(
-        *(POLICY, VERSION, "retract", "at-least:3", "collective", "overwrite", 2, [OFFER])
+        *(POLICY, VERSION, "retract", "at-least:3", "collective", "overwrite", 2, [OFFER], 300)
     ),
     "prepare_update": weights.PrepareUpdate(
         *(POLICY, VERSION, BULK, "collective", [STREAM], "overwrite", 2, 5)
     ),
     "commit_update": weights.CommitUpdate(POLICY, VERSION, "finish_old"),
     "abort_update": weights.AbortUpdate(POLICY, VERSION),
-    "record_commit": weights.RecordCommit(POLICY, VERSION),
+    "record_commit": weights.RecordCommit(POLICY, VERSION, tag=300),
     "check_weights": weights.CheckWeights(["lm_head.weight"]),
     "get_weights": weights.GetWeights("lm_head.weight", 4096, 8),
 }
@@ -286,6 +290,7 @@ _FLEET_STATUS = control.FleetStatus(
     paused={"w1": "", "w2": "drain"},
     absent={"w2": "it was lost (expired)"},
     store=control.StoreStatus("store", 120, {"held_bytes": 8192128.0}, {"fenced": 0}),
+    tags={POLICY: 300},
 )
 
 _RESULTS: dict[str, msgspec.Struct] = {
@@ -293,6 +298,7 @@ _RESULTS: dict[str, msgspec.Struct] = {
     **dict.fromkeys(("seal_version", "abort_update", "record_commit", "push_chunk"), _DONE),
     "generate": _GENERATED,
     "abort": generation.Aborted(2),
+    "abort_policy": generation.Aborted(2),
     "repair": generation.Repaired(5, TOKENS, LOGPROBS, RUNS, BEHAVIOUR),
     "list_detached": generation.DetachedList(
         [generation.DetachedRequest(RID, "running", "prompt-9", "w0", in_doubt=True)]
@@ -350,7 +356,9 @@ def _entry(kind: str, body: msgspec.Struct | None, **header: object) -> Entry:
 def _command(kind: str, body: msgspec.Struct) -> Entry:
     place = None
     if kind == "generate":
-        place = Placement(POLICY, "max-staleness:2", "conv-1", "prompt-9", 67, -5, resend=True)
+        place = Placement(
+            POLICY, "max-staleness:2", "", "prompt-9", 67, -5, resend=True, worker="w1"
+        )
         place = msgspec.structs.replace(place, crashes=2, outlives_client=True, marks=MARKS)
     return _entry(kind, body, rid=RID, route=_ROUTES.get(kind, ""), deadline_ms=30000, place=place)
 

@@ -3,6 +3,7 @@
 # pyright: reportUnknownMemberType=false
 # torch's and transformers' stubs leave parameters untyped.
 
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any, cast
 
@@ -45,22 +46,28 @@ def save_reciting_model(path: Path) -> PreTrainedTokenizerFast:
     following = dict.fromkeys(ids, END)
     for cue, line in lines.items():
         following |= dict(zip([cue, *line[:-1]], line, strict=True))
-    _model({ids[word]: ids[after] for word, after in following.items()}).save_pretrained(path)
+    successors = {ids[word]: [ids[after]] for word, after in following.items()}
+    model_of_successors(successors, SIZE, ends=[ids[END]]).save_pretrained(path)
     return tokenizer
 
 
-def _model(following: dict[int, int]) -> LlamaForCausalLM:
-    """Its layers add nothing: what it sees last decides."""
+def model_of_successors(
+    following: Mapping[int, Collection[int]], size: int, ends: list[int]
+) -> LlamaForCausalLM:
+    """A model whose next token is one of the last one's successors, each as likely as the others.
+
+    Its layers add nothing: what it sees last decides. `size`: of vocabulary and hidden state.
+    """
     torch.manual_seed(0)
     config = LlamaConfig(
-        vocab_size=SIZE,
-        hidden_size=SIZE,
-        intermediate_size=SIZE,
+        vocab_size=size,
+        hidden_size=size,
+        intermediate_size=16,
         num_hidden_layers=1,
         num_attention_heads=2,
         num_key_value_heads=2,
         max_position_embeddings=2048,
-        eos_token_id=1,
+        eos_token_id=ends,
         bos_token_id=None,
     )
     model = LlamaForCausalLM(config)
@@ -68,8 +75,8 @@ def _model(following: dict[int, int]) -> LlamaForCausalLM:
         for layer in cast("Any", model.model.layers):
             layer.self_attn.o_proj.weight.zero_()
             layer.mlp.down_proj.weight.zero_()
-        model.model.embed_tokens.weight.copy_(torch.eye(SIZE))
+        model.model.embed_tokens.weight.copy_(torch.eye(size))
         model.lm_head.weight.zero_()
-        for token, after in following.items():
-            model.lm_head.weight[after, token] = 10.0
+        for token, successors in following.items():
+            model.lm_head.weight[list(successors), token] = 10.0
     return model

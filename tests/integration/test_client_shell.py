@@ -32,7 +32,7 @@ from rolloutbus.bus.wire.messages.membership import Lease, Member, Welcome
 from rolloutbus.replay.stream.events import Tokens
 from rolloutbus.replay.subscriber import subscribe
 from rolloutbus.trainer_adapter.client.client import RolloutClient, connect
-from rolloutbus.trainer_adapter.client.core.results import RolloutCancelled
+from rolloutbus.trainer_adapter.client.core.results import Rollout, RolloutCancelled
 from rolloutbus.trainer_adapter.client.core.settings import ClientSettings
 from rolloutbus.trainer_adapter.client.sync_client import connect_sync
 from tests.integration.live_fleet import DEADLINE_S
@@ -56,6 +56,7 @@ class PretendFleet:
         self.aborted: set[str] = set()
         self.something_aborted = asyncio.Event()
         self.goodbye = asyncio.Event()
+        self.endless_began = asyncio.Event()
         self._endless: dict[str, int] = {}
 
     def close(self) -> None:
@@ -100,6 +101,7 @@ class PretendFleet:
         say(Entry("accepted", route="w0", body=pack(accepted)))
         if first == 13:
             self._endless[entry.rid] = 0
+            self.endless_began.set()
             self._step(entry.rid)
             return
         tokens = np.arange(first, first + body.sampling.max_new_tokens, dtype="<i4")
@@ -186,6 +188,33 @@ async def test_a_misspelt_policy_is_warned_of_at_once(
     (told,) = caplog.messages
     assert told.startswith("no worker of policy 'defualt' is here, its requests wait")
     assert told.endswith("there are workers of default; did you mean 'default'?")
+
+
+async def test_a_batch_that_returns_errors_tells_each_rows_ending(
+    fleet: PretendFleet, client: RolloutClient
+) -> None:
+    few = SamplingParams(max_new_tokens=3)
+    prompts = [[100], [13], [], [200]]
+    batch = asyncio.create_task(
+        client.generate_batch(prompts, few, n=2, on_error="return", deadline_s=DEADLINE_S)
+    )
+    await fleet.endless_began.wait()
+    await client.abort()
+    first, stopped, refused, last = await batch
+    assert [row.tokens.tolist() for row in first if isinstance(row, Rollout)] == 2 * [
+        [100, 101, 102]
+    ]
+    assert [row.tokens[0] for row in last if isinstance(row, Rollout)] == [200, 200]
+    assert [row.partial.finish_reason for row in stopped if isinstance(row, RolloutCancelled)] == (
+        ["abort", "abort"]
+    )
+    assert [row.field for row in refused if isinstance(row, Refused)] == ["prompt", "prompt"]
+
+
+async def test_a_batch_raises_the_first_error_unless_told_otherwise(client: RolloutClient) -> None:
+    with pytest.raises(Refused) as caught:
+        await client.generate_batch([[100], []], SamplingParams(max_new_tokens=3))
+    assert caught.value.field == "prompt"
 
 
 async def test_thousands_of_requests_run_side_by_side(client: RolloutClient) -> None:
@@ -427,18 +456,31 @@ def test_a_plain_script_uses_the_same_names(tmp_path: Path) -> None:
             assert (
                 len(client.generate_batch([[5], [6]], SamplingParams(max_new_tokens=2), n=2)) == 2
             )
+            (good,), (bad,) = client.generate_batch(
+                [[5], []], [{"max_new_tokens": 2}, {}], seed=[1, 2], on_error="return"
+            )
+            assert isinstance(good, Rollout)
+            assert isinstance(bad, Refused)
             tokens = [
                 token
                 for delta in client.stream([5], SamplingParams(max_new_tokens=3))
                 for token in delta.tokens.tolist()
             ]
             assert tokens == [5, 6, 7]
+            futures = [client.submit([n], SamplingParams(max_new_tokens=2)) for n in (5, 50)]
+            assert [each.result(DEADLINE_S).tokens[0] for each in futures] == [5, 50]
+            stopped = client.submit([13], SamplingParams(max_new_tokens=100))
+            assert stopped.cancel()
+            unanswered = client.submit([13], SamplingParams(max_new_tokens=100_000))
             assert client.pause().by_worker == {"w0": Done()}
             with client.session("conversation") as session:
                 rollout = session.generate([5], SamplingParams(max_new_tokens=3))
                 assert (rollout.tokens.tolist(), session.session.worker) == ([5, 6, 7], "w0")
+        assert isinstance(unanswered.exception(DEADLINE_S), ActorStopped)
         with pytest.raises(ActorStopped, match="the client is closed"):
             client.generate([5], SamplingParams())
+        with pytest.raises(ActorStopped, match="the client is closed"):
+            client.submit([5], SamplingParams())
         again = connect_sync(address[0]).open()
         with pytest.raises(LocalProtocolError, match="open already"):
             again.open()

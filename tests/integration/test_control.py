@@ -2,12 +2,13 @@
 
 import asyncio
 from collections.abc import AsyncIterator
+from typing import Any
 
 import pytest
 import pytest_asyncio
 
 import rolloutbus
-from rolloutbus import Rollout, RolloutClient, SamplingParams
+from rolloutbus import Fleet, Rollout, RolloutClient, SamplingParams
 from rolloutbus.bus.settings import LeaseSettings
 from rolloutbus.bus.wire.messages.control import Flushed, Memory, MemoryTag, PauseMode, ServerFacts
 from rolloutbus.bus.wire.messages.endings import Done
@@ -234,6 +235,84 @@ async def test_a_worker_with_running_requests_refuses_to_sleep(client: RolloutCl
         assert isinstance(error, Refused)
         assert (error.code, error.outcome) == ("busy", "not_started")
     await goes_on(client, streamed)
+
+
+async def test_a_busy_worker_is_stopped_first_and_its_requests_go_on_when_it_wakes(
+    client: RolloutClient,
+) -> None:
+    streamed = await under_way(client)
+
+    asleep = await client.sleep(abort_first=True)
+
+    for memory in asleep.by_worker.values():
+        assert isinstance(memory, Memory)
+        assert memory.asleep == ["cuda_graph", "kv_cache", "weights"]
+        assert memory.size_bytes["cuda_graph"] == 0
+    await all_are(client, "asleep")
+    assert await streamed.stands_still()
+    n_tokens = len(streamed.tokens)
+    assert (await client.wake_up()).errors == {}
+    rollout = await goes_on(client, streamed)
+    assert rollout.n_resumed >= n_tokens
+
+
+async def test_a_busy_worker_is_drained_before_it_sleeps(client: RolloutClient) -> None:
+    running = Streamed(client, PROMPT, sampling(N_TOKENS))
+    await running.reached(N_BEFORE)
+
+    asleep = await client.sleep(["kv_cache"], drain=True, deadline_s=DEADLINE_S)
+
+    assert asleep.errors == {}
+    rollout = await running.rollout()
+    assert (rollout.n_attempts, len(rollout.tokens)) == (1, N_TOKENS)
+    await client.wake_up(["kv_cache"])
+    await assert_undisturbed(client, rollout)
+
+
+async def test_a_worker_that_cannot_be_drained_in_time_stays_awake_and_says_so(
+    client: RolloutClient,
+) -> None:
+    streamed = await under_way(client)
+
+    with pytest.raises(FleetCommandFailed) as caught:
+        await client.sleep(drain=True, target=streamed.worker, deadline_s=1.0)
+
+    assert streamed.worker in str(caught.value)
+    await goes_on(client, streamed)
+
+
+async def test_a_fleet_that_was_paused_stays_so_when_it_slept(client: RolloutClient) -> None:
+    await client.pause()
+    await all_are(client, "paused")
+    await client.sleep(["kv_cache"], abort_first=True)
+    await client.wake_up()
+    await all_are(client, "paused")
+
+
+@pytest.mark.parametrize(
+    ("options", "field"), [({"tags": []}, "tags"), ({"abort_first": True, "drain": True}, "drain")]
+)
+async def test_a_sleep_that_says_nothing_or_two_things_is_refused(
+    client: RolloutClient, options: dict[str, Any], field: str
+) -> None:
+    with pytest.raises(Refused) as caught:
+        await client.sleep(**options)
+    assert caught.value.field == field
+
+
+async def test_a_trainer_stops_what_all_clients_sample_and_each_has_its_partial(
+    client: RolloutClient, fleet: Fleet
+) -> None:
+    async with rolloutbus.connect(fleet.address, name="other") as other:
+        streams = await all_under_way([client, other], sampling(ENDLESS))
+        waiting = Streamed(other, PROMPT, sampling(N_TOKENS), versions="min:99")
+
+        assert await client.abort_policy() == 3
+
+        for streamed in streams:
+            assert len((await streamed.cancelled()).tokens) >= N_BEFORE
+        assert len((await waiting.cancelled()).tokens) == 0
+    assert await client.abort_policy("nobody") == 0
 
 
 async def test_flushing_forgets_cached_prompts_once(client: RolloutClient) -> None:

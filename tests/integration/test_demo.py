@@ -5,7 +5,9 @@ import pytest
 
 from rolloutbus import OfflineRollouts
 from rolloutbus.examples.demo import HELD_OUT_WORDS, DemoOptions, run_demo
-from rolloutbus.examples.offline import retrain
+from rolloutbus.examples.offline import evaluate, train
+from rolloutbus.examples.retrain import retrain
+from rolloutbus.examples.tiny_model import build_tiny_model, load_tiny_model
 from rolloutbus.replay.journal.reader import Journal
 from rolloutbus.replay.player_core import THE_TAP
 from rolloutbus.replay.trajectories import Trajectories
@@ -38,6 +40,7 @@ async def test_short_run_loses_nothing_though_a_worker_is_killed(tmp_path: Path)
     assert summary.max_staleness <= options.max_staleness
     await assert_is_recorded(journal, summary.rollouts_finished + HELD_OUT_WORDS)
     assert_trains_again(journal, tmp_path / "trajectories.parquet", Path(summary.run_directory))
+    assert_learns_offline(journal, tmp_path / "new")
 
 
 async def assert_is_recorded(journal: Path, n_rollouts: int) -> None:
@@ -59,6 +62,19 @@ def assert_trains_again(journal: Path, export: Path, run: Path) -> None:
         assert len(losses) == STEPS
         for then, now in losses:
             assert now == pytest.approx(then, rel=1e-5, abs=1e-7)
+
+
+def assert_learns_offline(journal: Path, directory: Path) -> None:
+    """A new model learns from what others sampled, most of it badly."""
+    build_tiny_model(directory, seed=0)
+    model = load_tiny_model(directory)
+    before = evaluate(model, seed=0)
+    rewards = list(train(OfflineRollouts(journal), model, STEPS))
+    after = evaluate(model, seed=0)
+    print(f"{len(rewards)} steps offline: {before:.3f} -> {after:.3f}")
+    assert len(rewards) >= STEPS
+    assert max(rewards) < 0.4
+    assert after > before + 0.03
 
 
 async def test_run_leaves_its_configuration_its_numbers_and_a_picture(tmp_path: Path) -> None:

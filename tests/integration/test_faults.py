@@ -4,6 +4,7 @@ import asyncio
 import os
 import signal
 from collections.abc import Sequence
+from functools import partial
 
 import pytest
 
@@ -170,6 +171,30 @@ async def test_rollouts_of_a_killed_engine_host_go_on_and_its_worker_comes_back(
     assert_kept(rollouts, struck)
     await serves(client, "w1", epoch)
     assert fleet.pids["w1"] == pid, "the worker itself need not have died"
+
+
+async def test_rollouts_of_a_frozen_engine_host_go_on_elsewhere_before_it_wakes_up(
+    fleet: Fleet, client: RolloutClient, token_limit: TokenLimit
+) -> None:
+    (host,) = fleet.host_pids("w1")
+    with token_limit.at(N_BEFORE):
+        load, struck = await load_on(client, "w1")
+        os.kill(host, signal.SIGSTOP)
+    try:
+        rollouts = await load.rollouts()
+    finally:
+        os.kill(host, signal.SIGCONT)
+
+    assert_kept(rollouts, struck)
+    is_ready = partial(_has_state, name="w1", state="ready")
+    await status_when(client, is_ready)
+    await facts_when(client, lambda facts: "w1" in facts and not facts["w1"].n_running)
+    assert fleet.host_pids("w1") == [host], "it need not have been started again"
+
+
+def _has_state(status: FleetStatus, name: str, state: str) -> bool:
+    row = worker_in(status, name)
+    return row is not None and row.state == state
 
 
 async def test_a_frozen_worker_that_wakes_up_changes_nothing(

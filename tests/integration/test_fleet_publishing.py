@@ -82,6 +82,34 @@ async def test_a_plain_script_publishes_watches_and_goes_back(
     await status_when(client, tells_of_updates)
 
 
+def publish_piece_by_piece(address: str) -> int:
+    """What a script without `asyncio` does that has its tensors one at a time."""
+    layout = [(name, each.dtype, tuple(each.shape)) for name, each in WEIGHTS.items()]
+    with rolloutbus.connect_sync(address, name="pieces") as client:
+        publisher = SyncWeightPublisher(client)
+        with (
+            contextlib.suppress(ZeroDivisionError),
+            publisher.begin(layout=layout, require="all", deadline_s=DEADLINE_S) as given_up,
+        ):
+            given_up.put(*next(iter(WEIGHTS.items())))
+            raise ZeroDivisionError
+        assert given_up.published is None
+        with publisher.begin(layout=layout, require="all", deadline_s=DEADLINE_S) as update:
+            for name, each in WEIGHTS.items():
+                update.put(name, each)
+        assert update.published is not None
+        return update.published.version
+
+
+async def test_a_plain_script_publishes_tensor_by_tensor(
+    fleet: Fleet, client: RolloutClient
+) -> None:
+    before = await all_serve(client)
+    version = await asyncio.to_thread(publish_piece_by_piece, fleet.address)
+    assert version == before + 2, "a number is never used twice, nor is what was given up served"
+    assert await all_serve(client) == version
+
+
 async def test_a_killed_trainers_version_is_never_given_to_another(
     fleet: Fleet, client: RolloutClient
 ) -> None:

@@ -24,11 +24,11 @@ def _children(pid: int) -> list[int]:
 
 @asynccontextmanager
 async def _busy_host(
-    tmp_path: Path, *, wedged_s: float = 30.0, **options: object
+    tmp_path: Path, *, wedged_s: float = 30.0, give_up_s: float = 30.0, **options: object
 ) -> AsyncGenerator[tuple[ScriptedRouter, int]]:
     """A router whose worker runs a request, and the process id of its engine host."""
     engine = {"step_s": 0.01, "max_context": 2 * LONG, **options}
-    host = {"wedged_s": wedged_s}
+    host = {"wedged_s": wedged_s, "give_up_s": give_up_s}
     async with worker_process(tmp_path, engine_options=engine, host=host) as (router, process):
         await router.joined()
         (pid,) = _children(process.pid)
@@ -46,6 +46,12 @@ async def _goodbye(router: ScriptedRouter) -> str:
 def _states(router: ScriptedRouter) -> list[str]:
     bodies = [unpack(entry) for entry in router.said("beat")]
     return [body.state for body in bodies if isinstance(body, Heartbeat)]
+
+
+def _running(router: ScriptedRouter) -> list[str]:
+    bodies = [unpack(entry) for entry in router.said("beat")]
+    (last,) = [body for body in bodies if isinstance(body, Heartbeat)][-1:]
+    return [rid for rid, *_ in last.running]
 
 
 @pytest.mark.parametrize(
@@ -90,6 +96,19 @@ async def test_stopped_host_keeps_new_requests_away_and_goes_on_when_it_may(
         router.generate("c/2", generate_body(3))
         os.kill(pid, signal.SIGCONT)
         await router.until(lambda: _states(router)[-1] == "ready")
+        assert (await router.ending("c/2")).kind == "finished"
+        assert router.said("goodbye") == []
+
+
+async def test_host_that_stays_stopped_loses_its_requests_to_other_workers(tmp_path: Path) -> None:
+    async with _busy_host(tmp_path, give_up_s=2.0) as (router, pid):
+        await router.until(lambda: "c/1" in _running(router))
+        os.kill(pid, signal.SIGSTOP)
+        await router.until(lambda: "c/1" not in _running(router))
+        assert _states(router)[-1] == "frozen"
+        os.kill(pid, signal.SIGCONT)
+        await router.until(lambda: _states(router)[-1] == "ready")
+        router.generate("c/2", generate_body(3))
         assert (await router.ending("c/2")).kind == "finished"
         assert router.said("goodbye") == []
 

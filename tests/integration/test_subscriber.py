@@ -214,6 +214,10 @@ async def test_a_rollout_that_outlives_its_worker_is_told_to_its_end(
                 await streamed.reached(50)  # the client hears for itself
             fleet.kill(streams[0].worker)
             await seen.until(lambda: bool(seen.of(WorkerLeft)))
+            # An execution that began and ended before the new worker is heard is none of its.
+            token_limit.move(60)
+            for streamed in streams:
+                await seen.until(lambda s=streamed: len(seen.tokens(s.rid)) == 60)
         for streamed in streams:
             await seen.whole(await streamed.rollout())
         assert not seen.of(GapLost)

@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import logging
 import os
 import select
 import signal
@@ -9,6 +10,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import threading
 from collections.abc import AsyncGenerator, Generator, Iterator
 from pathlib import Path
 
@@ -16,10 +18,11 @@ import pytest
 
 import rolloutbus
 from rolloutbus import Fleet, RolloutClient, SamplingParams
+from rolloutbus.bus.actor.supervisor import RestartRule
 from rolloutbus.errors import ProcessFailed, SettingsError
 from rolloutbus.launcher.fleet import children_of
 from rolloutbus.launcher.plan import environment
-from rolloutbus.launcher.settings import Transport
+from rolloutbus.launcher.settings import FleetSettings, Transport
 from tests.integration.live_fleet import DEADLINE_S, process_ends
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(240)]
@@ -134,6 +137,75 @@ async def test_port_in_use_is_the_reason_given(runtime_dir: Path) -> None:
         with pytest.raises(ProcessFailed, match=f"router: cannot listen on {address}: Address"):
             await fleet.__aenter__()
     assert leftovers(runtime_dir) == []
+
+
+# --- a plain `with`
+
+
+def test_a_program_without_asyncio_brings_a_fleet_up_and_leaves_nothing(runtime_dir: Path) -> None:
+    before = tree_of(os.getpid())
+    with (
+        rolloutbus.up(engine="fake", workers=2) as fleet,
+        rolloutbus.connect_sync(fleet.address) as client,
+    ):
+        first, second = [
+            client.submit([1, 2, 3], FIVE, worker=worker, deadline_s=DEADLINE_S)
+            for worker in ("w0", "w1")
+        ]
+        tokens = first.result(DEADLINE_S).tokens.tolist()
+        assert second.result(DEADLINE_S).tokens.tolist() == tokens
+        fleet.kill("w0")
+        again = client.generate([1, 2, 3], FIVE, worker="w0", deadline_s=DEADLINE_S)
+        assert again.tokens.tolist() == tokens, "it is started again while the program waits"
+    assert leftovers(runtime_dir) == []
+    assert set(tree_of(os.getpid())) <= set(before)
+
+
+def test_an_error_of_the_program_goes_through_a_plain_block(runtime_dir: Path) -> None:
+    with pytest.raises(ZeroDivisionError), rolloutbus.up(engine="fake"):
+        raise ZeroDivisionError
+    assert leftovers(runtime_dir) == []
+
+
+def test_a_fleet_that_cannot_begin_says_why_in_a_plain_block(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"model_type": "nonsense"}')
+    (tmp_path / "model.safetensors").touch()
+    with (
+        pytest.raises(ProcessFailed, match=r"^w0: engine_failed: .*nonsense"),
+        rolloutbus.up(model=tmp_path, workers=1),
+    ):
+        raise AssertionError("its block must not begin")
+
+
+class Told(logging.Handler):
+    """Keeps the first message, and wakes who waits for it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.message = ""
+        self.came = threading.Event()
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.message = record.getMessage()
+        self.came.set()
+
+
+def test_a_fleet_that_fails_under_a_plain_program_is_told_at_once_and_raised_at_the_end() -> None:
+    told, log = Told(), logging.getLogger("rolloutbus.launcher.plain_block")
+    fleet = Fleet(FleetSettings(engine="fake"), restarts=RestartRule(max_deaths=0))
+
+    def work() -> None:
+        with fleet:
+            fleet.kill("w0")
+            assert told.came.wait(DEADLINE_S)
+
+    log.addHandler(told)
+    try:
+        with pytest.raises(ProcessFailed, match="w0"):
+            work()
+    finally:
+        log.removeHandler(told)
+    assert "leaving the `with` block raises it" in told.message
 
 
 # --- the command line

@@ -6,6 +6,7 @@ That a worker takes a delta shows what it holds: on another base the digests wou
 # pyright: reportUnknownVariableType=false
 # The stubs of safetensors leave parameters untyped.
 
+import asyncio
 from collections.abc import Callable
 from pathlib import Path
 
@@ -98,6 +99,33 @@ async def test_the_next_fleet_begins_with_the_last_version_of_this_one(tmp_path:
         publisher = WeightPublisher(client)
         step = await publisher.publish(weights(3.0), **BY_DELTA)
         assert (step.version, by(step, "delta")) == (3, True), step.why
+
+
+async def test_a_trainers_label_outlives_the_router_and_the_store(tmp_path: Path) -> None:
+    async with (
+        rolloutbus.up(**described(tmp_path)) as fleet,
+        rolloutbus.connect(fleet.address) as client,
+        rolloutbus.connect(fleet.address, name="rank-1") as other,
+    ):
+        publisher = WeightPublisher(client)
+        early = asyncio.create_task(
+            other.generate(PROMPT, fake_sampling(5), versions="min-tag:200", deadline_s=DEADLINE_S)
+        )
+        await publisher.publish(weights(1.0), tag=100, require="all")
+        rollout = await other.generate(
+            PROMPT, fake_sampling(5), versions="min-tag:100", deadline_s=DEADLINE_S
+        )
+        assert rollout.version_runs == [(1, 5)]
+        before = fleet.pids
+        fleet.kill_router()
+        fleet.kill_store()
+        await status_when(client, lambda status: status.tags == {"default": 100})
+        assert all(fleet.pids[name] != before[name] for name in ("router", "store"))
+        with pytest.raises(Refused, match="tag 100 is not above 100, the tag of version 1"):
+            await publisher.publish(weights(2.0), tag=100, require="all")
+        assert not early.done()
+        published = await publisher.publish(weights(2.0), tag=200, require="all")
+        assert (await early).version_runs == [(published.version, 5)]
 
 
 async def test_a_real_model_takes_what_a_step_changed(tiny_model: Path, seed: int) -> None:

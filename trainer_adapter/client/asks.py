@@ -3,7 +3,8 @@
 import math
 import secrets
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Annotated, Any, TypedDict, Unpack
+from dataclasses import dataclass
+from typing import Annotated, Any, TypedDict, Unpack, cast
 
 import msgspec
 import numpy as np
@@ -40,7 +41,7 @@ OFF_ELSEWHERE = -1
 SamplingLike = SamplingParams | Mapping[str, Any]
 """How tokens are drawn; a dict has the fields of `SamplingParams`."""
 SessionName = Annotated[
-    str, Described("the name of one session; for one each, call `generate` once for each prompt")
+    str, Described("the name of one session; `generate_batch` takes one for each prompt")
 ]
 VersionsRule = Annotated[str, Spelled(VERSIONS_TEXT, VERSIONS_WANTED)]
 
@@ -71,6 +72,15 @@ class GenerateOptions(TurnOptions, total=False):
 
     session: SessionName
     policy: str
+    worker: str
+
+
+class BatchOptions(TurnOptions, total=False):
+    """All keyword parameters of `RolloutClient.generate_batch` that one request has, too."""
+
+    session: SessionName | Sequence[str]
+    policy: str
+    worker: str
 
 
 def ask_of(
@@ -82,6 +92,7 @@ def ask_of(
     group: str = "",
     versions: VersionsRule = "any",
     policy: str = "default",
+    worker: str = "",
     priority: int = 0,
     on_loss: OnLoss = "resume",
     detached: bool = False,
@@ -120,6 +131,7 @@ def ask_of(
         cost=min(len(tokens) + sampling.max_new_tokens, MAX_COST),
         priority=priority,
         outlives_client=detached,
+        worker=worker,
     )
     place, _ = sealed(place, Placement, field="place")
     problem = check_placement(place)
@@ -148,16 +160,47 @@ def deadline_of(options: TurnOptions) -> float:
     return options.get("deadline_s", DEFAULT_DEADLINE_S)
 
 
-def group_asks(
-    prompts: Sequence[Prompt], sampling: SamplingLike, n: int, **options: Unpack[GenerateOptions]
-) -> Iterator[Ask]:
-    """The n samples of each prompt, in a group of its own unless one is named; see `row_seed`.
+@dataclass(frozen=True, slots=True)
+class BatchPrompt:
+    """One prompt of a batch, with what was said for it: its samples are rows of the batch."""
+
+    prompt: Prompt
+    sampling: SamplingParams
+    seed: int | None
+    """Of its first sample; None: as `sampling` says."""
+    options: GenerateOptions
+
+    def asks(self, n: int) -> list[Ask]:
+        """Its n samples; with a seed, each is drawn with one more than the sample before.
+
+        Raises:
+            Refused: as `ask_of`.
+        """
+        first = ask_of(self.prompt, self.sampling, **self.options)
+        return [_row_of(first, self.seed, index) for index in range(n)]
+
+
+def batch_prompts(
+    prompts: Sequence[Prompt],
+    sampling: SamplingLike | Sequence[SamplingLike],
+    n: int,
+    seed: int | Sequence[int] | None = None,
+    **options: Unpack[BatchOptions],
+) -> Iterator[BatchPrompt]:
+    """Each prompt with its sampling, seed and session, in a group of its own unless one is named.
 
     Raises:
-        Refused: as `ask_of`; `n` below 1.
+        Refused: `n` is below 1, or a list has not one value for each prompt; `.field` names it.
     """
     if n < 1:
         raise Refused(bad_request("n", f"{n} samples were asked for; ask for at least one"))
+    n_prompts = len(prompts)
+    samplings = [sampling_of(each) for each in _for_each(n_prompts, "sampling", sampling)]
+    sessions = _for_each(n_prompts, "session", options.get("session", ""))
+    if seed is None and samplings and isinstance(sampling, SamplingParams | Mapping):
+        seeds = _counted(samplings[0].sampling_seed, n_prompts, n)
+    else:
+        seeds = _own_seeds(samplings, seed, n)
     for number, prompt in enumerate(prompts):
         if isinstance(prompt, int | np.integer):
             message = (
@@ -165,10 +208,45 @@ def group_asks(
             )
             raise Refused(bad_request("prompts", f"{message}; this is a list of token ids"))
         group = options.get("group") or f"g-{secrets.token_hex(8)}"
-        own: GenerateOptions = {**options, "group": group}
-        first = ask_of(prompt, sampling, **own)
-        for index in range(n):
-            yield _row_of(first, number * n + index)
+        own: GenerateOptions = {**options, "group": group, "session": sessions[number]}
+        yield BatchPrompt(prompt, samplings[number], seeds[number], own)
+
+
+def _for_each(n_prompts: int, field: str, given: Any) -> Sequence[Any]:  # noqa: ANN401 - any option
+    """One value for each prompt: those of a list, or the same value for all."""
+    if isinstance(given, str) or not isinstance(given, Sequence | np.ndarray):
+        return [given] * n_prompts
+    each = cast("Sequence[Any]", given)
+    if len(each) != n_prompts:
+        message = f"{len(each)} values for {n_prompts} prompts: give one for all, or one for each"
+        raise Refused(bad_request(field, message))
+    return each
+
+
+def _own_seeds(
+    samplings: Sequence[SamplingParams], seed: int | Sequence[int] | None, n: int
+) -> Sequence[int | None]:
+    """The seed of each prompt's first sample as `seed` has it; None: as its sampling says."""
+    if seed is None:
+        return [None] * len(samplings)
+    if any(each.sampling_seed is not None for each in samplings):
+        message = "a sampling has a sampling_seed, too: say it in one of the two"
+        raise Refused(bad_request("seed", message))
+    for each in cast("Sequence[object]", given := _for_each(len(samplings), "seed", seed)):
+        if isinstance(each, bool) or not isinstance(each, int | np.integer):
+            raise Refused(bad_request("seed", f"a seed is an integer, not {each!r:.40}"))
+        if not MIN_SEED <= each <= MAX_SEED:
+            raise Refused(bad_request("seed", f"{each} does not fit int64"))
+    if isinstance(seed, int | np.integer):
+        return _counted(int(seed), len(samplings), n)
+    return [int(each) for each in given]
+
+
+def _counted(seed: int | None, n_prompts: int, n: int) -> Sequence[int | None]:
+    """The seed of each prompt's first sample, by its row; see `row_seed`."""
+    if seed is None or not MIN_SEED <= seed <= MAX_SEED:  # another one is refused by its name
+        return [None] * n_prompts
+    return [row_seed(seed, number * n) for number in range(n_prompts)]
 
 
 def row_seed(seed: int, row: int) -> int:
@@ -180,13 +258,13 @@ def row_seed(seed: int, row: int) -> int:
     return (seed + row - MIN_SEED) % (MAX_SEED - MIN_SEED + 1) + MIN_SEED
 
 
-def _row_of(first: Ask, row: int) -> Ask:
+def _row_of(first: Ask, seed: int | None, index: int) -> Ask:
     """The same prompt as a row of a batch."""
     body = first.body
     assert isinstance(body, Generate)
-    seed = body.sampling.sampling_seed
+    seed = body.sampling.sampling_seed if seed is None else seed
     if seed is not None and MIN_SEED <= seed <= MAX_SEED:  # another one is refused by its name
-        own = msgspec.structs.replace(body.sampling, sampling_seed=row_seed(seed, row))
+        own = msgspec.structs.replace(body.sampling, sampling_seed=row_seed(seed, index))
         body = msgspec.structs.replace(body, sampling=own)
     return Ask(first.kind, body, place=first.place, on_loss=first.on_loss, retries_busy=True)
 

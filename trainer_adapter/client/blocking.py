@@ -9,8 +9,9 @@ import functools
 import inspect
 import os
 import threading
-from collections.abc import AsyncGenerator, Callable, Coroutine, Generator
-from typing import Any, Concatenate, Generic, ParamSpec, Protocol, TypeVar, get_args, overload
+from collections.abc import AsyncGenerator, Callable, Collection, Coroutine, Generator
+from concurrent.futures import Future
+from typing import Any, Concatenate, Generic, ParamSpec, Protocol, TypeVar, cast, get_args, overload
 
 import uvloop
 
@@ -22,6 +23,10 @@ P = ParamSpec("P")
 T = TypeVar("T")
 R = TypeVar("R")
 R_co = TypeVar("R_co", covariant=True)
+
+
+LAST_TURNS_S = 1.0
+"""What still runs when a loop is stopped has so long to end by itself; then it is cancelled."""
 
 
 class LoopThread:
@@ -48,6 +53,17 @@ class LoopThread:
         )
         self._thread.start()
 
+    def submit(self, coroutine: Coroutine[Any, Any, T]) -> Future[T]:
+        """Runs a coroutine on the loop; cancelling the future cancels it.
+
+        Raises:
+            ActorStopped: the loop does not run, or runs in another process.
+        """
+        if self._loop is None or not self.is_running:
+            coroutine.close()
+            raise ActorStopped(self._why_not())
+        return asyncio.run_coroutine_threadsafe(coroutine, self._loop)
+
     def wait(self, coroutine: Coroutine[Any, Any, T]) -> T:
         """Runs a coroutine on the loop and waits for it; an interrupt cancels it first.
 
@@ -55,14 +71,11 @@ class LoopThread:
             ActorStopped: the loop does not run, or runs in another process.
             LocalProtocolError: this is the loop's own thread, which would wait for itself.
         """
-        if self._loop is None or not self.is_running:
-            coroutine.close()
-            raise ActorStopped(self._why_not())
-        if self._is_own_thread:
+        if self.is_running and self._is_own_thread:
             coroutine.close()
             message = "a listener runs in the client's own thread; make blocking calls in another"
             raise LocalProtocolError(message)
-        future = asyncio.run_coroutine_threadsafe(coroutine, self._loop)
+        future = self.submit(coroutine)
         try:
             return future.result()
         except BaseException:
@@ -110,8 +123,19 @@ class LoopThread:
         try:
             loop.run_forever()
         finally:
+            loop.run_until_complete(_ended_tasks(asyncio.all_tasks(loop)))
             loop.run_until_complete(loop.shutdown_asyncgens())
             loop.close()
+
+
+async def _ended_tasks(tasks: Collection[asyncio.Task[Any]]) -> None:
+    """Lets tasks take the error that ended their object; whoever waits for them waits no more."""
+    if not tasks:
+        return
+    _, running = await asyncio.wait(tasks, timeout=LAST_TURNS_S)
+    for task in running:
+        task.cancel()
+    await asyncio.gather(*running, return_exceptions=True)
 
 
 @strict()
@@ -161,6 +185,30 @@ def blocking(method: Callable[..., Any]) -> Any:
         return twin.loop.read(plain(twin.original, *args, **kwargs))
 
     return _returning(read, Generator[get_args(returned)[0]])
+
+
+def blocking_overloads(
+    method: Callable[Concatenate[Any, P], Coroutine[Any, Any, R]],
+) -> Callable[Concatenate[Any, P], R]:
+    """`blocking` of a method with overloads: by this a type checker sees each of them."""
+    return cast("Callable[Concatenate[Any, P], R]", blocking(method))
+
+
+def submitted(
+    method: Callable[Concatenate[Any, P], Coroutine[Any, Any, R]],
+) -> Derived[P, Future[R]]:
+    """Returns a `Twin` method that begins the async method and gives a future of its result.
+
+    Cancelling the future cancels the call.
+    """
+    plain = inspect.unwrap(method)
+
+    @functools.wraps(plain)
+    def submit(twin: Twin[Any], /, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
+        return twin.loop.submit(plain(twin.original, *args, **kwargs))
+
+    returned = inspect.signature(plain).return_annotation
+    return cast("Derived[P, Future[R]]", _returning(submit, Future[returned]))
 
 
 @overload

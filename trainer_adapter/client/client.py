@@ -5,7 +5,7 @@ import os
 import secrets
 from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Literal, NoReturn, Self, Unpack
+from typing import Any, Literal, NoReturn, Self, TypedDict, Unpack, overload
 
 import numpy as np
 
@@ -15,7 +15,13 @@ from rolloutbus.bus.security.key_files import router_key_beside
 from rolloutbus.bus.security.keys import SecuritySettings
 from rolloutbus.bus.security.zmq_curve import Dialer, dialer_of
 from rolloutbus.bus.strict_calls import strict
-from rolloutbus.bus.wire.errors import Refused, cannot_be_pickled
+from rolloutbus.bus.wire.errors import (
+    BusError,
+    MailboxFull,
+    OtherFleet,
+    Refused,
+    cannot_be_pickled,
+)
 from rolloutbus.bus.wire.messages.control import (
     DEVICE,
     CacheTier,
@@ -48,6 +54,8 @@ from rolloutbus.bus.wire.messages.endings import Problem, bad_request
 from rolloutbus.bus.wire.messages.generation import (
     DEFAULT_GRACE_S,
     DEFAULT_LEASE_S,
+    Aborted,
+    AbortPolicy,
     Attach,
     DetachedList,
     DetachedRequest,
@@ -57,15 +65,16 @@ from rolloutbus.bus.wire.messages.generation import (
 from rolloutbus.bus.wire.validation import MAX_RID_BYTES
 from rolloutbus.trainer_adapter.client.asks import (
     DEFAULT_DEADLINE_S,
+    BatchOptions,
     GenerateOptions,
     Prompt,
     SamplingLike,
     ask_of,
+    batch_prompts,
     deadline_of,
-    group_asks,
     tokens_of,
 )
-from rolloutbus.trainer_adapter.client.commands import Commands, FleetRef
+from rolloutbus.trainer_adapter.client.commands import ALL_TAGS, Commands, FleetRef
 from rolloutbus.trainer_adapter.client.connection import Connection, FleetListener, Ports
 from rolloutbus.trainer_adapter.client.core.effects import FleetChanged, Result
 from rolloutbus.trainer_adapter.client.core.requests import Ask
@@ -98,7 +107,19 @@ LONG_S = 300.0
 BATCH_PART = 512
 """Requests of a batch that are made in one go."""
 
+ANOTHER = "its `connect_options`, and there call connect(**options) or connect_sync(**options)"
+"""What to pass to another process in the place of a client."""
+
+OnError = Literal["raise", "return"]
 ProfileActivity = Literal["CPU", "GPU"]
+
+
+class ConnectOptions(TypedDict):
+    """Arguments of `connect` and `connect_sync`."""
+
+    address: str
+    key_file: str
+    fleet: str
 
 
 @strict(options=ask_of)
@@ -125,9 +146,22 @@ class RolloutClient:
         self._commands = Commands(self.connection)
 
     def __reduce__(self) -> NoReturn:
-        raise cannot_be_pickled(
-            self, f"the address {self.connection.settings.router!r} and connect there"
-        )
+        raise cannot_be_pickled(self, ANOTHER)
+
+    @property
+    def connect_options(self) -> ConnectOptions:
+        """What another process needs for a client of the same fleet, with a name of its own.
+
+        Plain texts, for a process pool or a remote task: `connect(**options)` or
+        `connect_sync(**options)` there. If another fleet is at the address then, it says so.
+        """
+        settings = self.connection.settings
+        key_file = settings.security.key_file if settings.security else ""
+        return {
+            "address": settings.router,
+            "key_file": os.path.abspath(key_file) if key_file else "",  # noqa: PTH100 - no file yet
+            "fleet": self.fleet or settings.fleet,
+        }
 
     async def __aenter__(self) -> Self:
         return await self.open()
@@ -169,9 +203,9 @@ class RolloutClient:
     def accept_fleet(self) -> None:
         """Go on with the other fleet that answers: version numbers are its own from now on.
 
-        Until then requests that name a version (`min:V`, `exact:V`, `max-staleness:K`, and a
-        publisher's `restore` and `outcome`) raise OtherFleet; others are served. No change: no
-        effect.
+        Until then requests that name a version or a tag (`min:V`, `exact:V`, `min-tag:T`,
+        `max-staleness:K`, and a publisher's `restore` and `outcome`) raise OtherFleet; others are
+        served. No change: no effect.
         """
         self.connection.accept_fleet()
 
@@ -205,9 +239,14 @@ class RolloutClient:
             deadline_s: seconds from now for the whole request, queueing included.
             session: requests of one session stay on one worker.
             group: requests of one group share a worker's prefix cache.
-            versions: which weights will do: `any`, `latest`, `min:V`, `exact:V` or
-                `max-staleness:K`.
+            versions: which weights will do: `any`, `latest`, `min:V`, `exact:V`,
+                `max-staleness:K`, or `min-tag:T`: those that were published with `tag=T`, or newer
+                ones.
             policy: name of the policy whose weights are asked for.
+            worker: name of the only worker that may sample it; any if empty. The request waits for
+                it until the deadline, as for a version that no worker has yet; also for one that
+                was lost and is expected back. Any other one is refused, code `unknown_worker`. Not
+                beside a `session`, which has a worker.
             priority: higher goes first; -100..100.
             on_loss: when the worker is lost: `resume` goes on after the tokens held, `retry` starts
                 again, `fail` raises PeerLost.
@@ -241,20 +280,56 @@ class RolloutClient:
         ask = ask_of(prompt, sampling, **options)
         return rollout_in(await self.connection.ask(ask, deadline_of(options)))
 
+    @overload
     async def generate_batch(
         self,
         prompts: Sequence[Prompt],
-        sampling: SamplingLike,
+        sampling: SamplingLike | Sequence[SamplingLike],
         *,
         n: int = 1,
-        **options: Unpack[GenerateOptions],
-    ) -> list[list[Rollout]]:
+        seed: int | Sequence[int] | None = None,
+        on_error: Literal["raise"] = "raise",
+        **options: Unpack[BatchOptions],
+    ) -> list[list[Rollout]]: ...
+    @overload
+    async def generate_batch(
+        self,
+        prompts: Sequence[Prompt],
+        sampling: SamplingLike | Sequence[SamplingLike],
+        *,
+        n: int = 1,
+        seed: int | Sequence[int] | None = None,
+        on_error: Literal["return"],
+        **options: Unpack[BatchOptions],
+    ) -> list[list[Rollout | BusError]]: ...
+    async def generate_batch(
+        self,
+        prompts: Sequence[Prompt],
+        sampling: SamplingLike | Sequence[SamplingLike],
+        *,
+        n: int = 1,
+        seed: int | Sequence[int] | None = None,
+        on_error: OnError = "raise",
+        **options: Unpack[BatchOptions],
+    ) -> list[list[Rollout]] | list[list[Rollout | BusError]]:
         """Sample `n` continuations of each prompt: one list per prompt, its group.
 
-        A full router is waited for until the deadline. The first error ends the batch: it is
-        raised, and what still runs is aborted. Without a `group` each prompt is one.
-        With a seed, row r of the batch (counted over all prompts and their samples) is drawn with
-        `seed + r`: no two rows alike, and the same batch again gives the same.
+        A full router is waited for until the deadline. Without a `group` each prompt is one.
+        `sampling`, `seed` and `session` are one value for all, or a list with one per prompt.
+
+        Args:
+            prompts: token ids, int32 [n_prompt_tokens] each.
+            sampling: how tokens are drawn.
+            n: samples of each prompt. All of them are in the session of their prompt.
+            seed: row r of the batch, counted over all prompts and their samples, is drawn with
+                `seed + r`: no two rows alike, and the same batch again gives the same. Of a list,
+                sample i of a prompt is drawn with the prompt's own seed + i. A `sampling_seed` in
+                `sampling` means the same.
+            on_error: `raise`: the first error ends the batch: it is raised, and what still runs is
+                aborted. `return`: each row is its Rollout, or its own error: no row suffers from
+                another one. What concerns all of them (a list of a wrong length, a client that is
+                closed) is raised all the same.
+            **options: as of `generate`.
 
         Raises:
             As `generate`.
@@ -265,26 +340,18 @@ class RolloutClient:
                 f"{len(prompts)} x {n} samples are more than {max_open}; ask for fewer at once"
             )
             raise Refused(bad_request("n", message))
-        asks: list[Ask] = []
-        for ask in group_asks(prompts, sampling, n, **options):
-            asks.append(ask)
-            if len(asks) % BATCH_PART == 0:
+        asks: list[Ask | BusError] = []
+        for each in batch_prompts(prompts, sampling, n, seed, **options):
+            try:
+                asks += each.asks(n)
+            except Refused as error:
+                if on_error == "raise":
+                    raise
+                asks += [error] * n
+            if len(asks) % BATCH_PART < n:
                 await asyncio.sleep(0)  # others want the loop, too
-        deadline_s = deadline_of(options)
-        rids: list[str] = []
-        futures: list[asyncio.Future[Result]] = []
-        try:
-            for ask in asks:
-                if len(rids) % BATCH_PART == BATCH_PART - 1:
-                    await asyncio.sleep(0)
-                rid, future = self.connection.submit(ask, deadline_s)
-                rids.append(rid)
-                futures.append(future)
-            rollouts = [rollout_in(result) for result in await asyncio.gather(*futures)]
-        finally:
-            for rid in rids:
-                self.connection.forget(rid)
-        return [rollouts[start : start + n] for start in range(0, len(rollouts), n)]
+        rows = await self._rows(asks, deadline_of(options), on_error)
+        return [rows[start : start + n] for start in range(0, len(rows), n)]
 
     def stream(
         self, prompt: Prompt, sampling: SamplingLike, **options: Unpack[GenerateOptions]
@@ -389,6 +456,24 @@ class RolloutClient:
             raise Refused(Problem("unknown_request", message, "not_started", field="rids"))
         return n_aborted
 
+    async def abort_policy(self, policy: str = "default", *, deadline_s: float = 0.0) -> int:
+        """Stop the requests of all clients for a policy. Returns how many the router knew.
+
+        Each ends by itself, with RolloutCancelled and its partial rollout, as if its own client had
+        aborted it; also what clients hold back to send it again. Sessions stay open. With keys it
+        takes a trainer's or an admin's.
+
+        Args:
+            policy: whose requests.
+            deadline_s: seconds from now; 0 takes the settings' control deadline.
+
+        Raises:
+            Refused: code `forbidden`: the key of this client may not.
+        Spec: docs/protocol.md, "Generation".
+        """
+        body = AbortPolicy(policy)
+        return (await self._commands.to_router(Aborted, body, deadline_s)).n_aborted
+
     async def pause(
         self,
         mode: PauseMode = "in_place",
@@ -412,25 +497,51 @@ class RolloutClient:
 
     async def sleep(
         self,
-        tags: Sequence[MemoryTag] = ("weights", "kv_cache"),
+        tags: Sequence[MemoryTag] | None = None,
         *,
+        abort_first: bool = False,
+        drain: bool = False,
         target: str = FLEET,
         deadline_s: float = 0.0,
         check: bool = True,
     ) -> FleetResult:
-        """Release engine memory; workers must be idle. Results are `Memory`, in bytes."""
-        return await self._commands.to_workers(Sleep(list(tags)), target, deadline_s, check=check)
+        """Release engine memory. Results are `Memory`, in bytes. A busy worker refuses: `busy`.
+
+        Requests that come meanwhile wait for `wake_up`.
+
+        Args:
+            tags: `weights`, `kv_cache`, `cuda_graph`; None: all. See `rolloutbus.types.MemoryTag`.
+            abort_first: stop what runs first. Clients have it go on after `wake_up`, with the
+                tokens that it has, wherever the request was not aborted by its caller.
+            drain: let what runs end first, which may take long. Where it has not ended by the
+                deadline the worker stays awake, and its error says so.
+            target: `fleet`, or the name of one worker.
+            deadline_s: for all of it, seconds from now; 0 takes the settings' control deadline.
+            check: False: errors stand in the result, see `RolloutClient`.
+
+        Raises:
+            Refused: `tags` is empty, or both `abort_first` and `drain` are set.
+        """
+        body = Sleep(_tags_of(tags))
+        if abort_first and drain:
+            message = "with abort_first nothing is left to drain: choose one of the two"
+            raise Refused(bad_request("drain", message))
+        if not (abort_first or drain):
+            return await self._commands.to_workers(body, target, deadline_s, check=check)
+        mode = "abort" if abort_first else "drain"
+        return await self._commands.emptied(body, target, deadline_s, mode=mode, check=check)
 
     async def wake_up(
         self,
-        tags: Sequence[MemoryTag] = ("weights", "kv_cache"),
+        tags: Sequence[MemoryTag] | None = None,
         *,
         target: str = FLEET,
         deadline_s: float = 0.0,
         check: bool = True,
     ) -> FleetResult:
-        """Take released memory back. Results are `Memory`, in bytes."""
-        return await self._commands.to_workers(WakeUp(list(tags)), target, deadline_s, check=check)
+        """Take released memory back; None: all. Results are `Memory`, in bytes."""
+        body = WakeUp(_tags_of(tags))
+        return await self._commands.to_workers(body, target, deadline_s, check=check)
 
     async def flush_cache(
         self,
@@ -462,7 +573,9 @@ class RolloutClient:
         clients have them go on with the tokens that they had.
         """
         if reset_running_requests:
-            return await self._commands.reset_prefix_caches(target, deadline_s, check=check)
+            return await self._commands.emptied(
+                FlushCache([DEVICE]), target, deadline_s, mode="abort", check=check
+            )
         return await self.flush_cache(target=target, deadline_s=deadline_s, check=check)
 
     async def server_info(
@@ -717,6 +830,36 @@ class RolloutClient:
         """
         return await get_weights(self._commands, name, worker, deadline_s, max_rows)
 
+    async def _rows(
+        self, asks: Sequence[Ask | BusError], deadline_s: float, on_error: OnError
+    ) -> list[Any]:
+        """The rollout of each ask, or its error: that is raised unless `on_error` is `return`."""
+        connection = self.connection
+        rids: list[str] = []
+        rows: list[asyncio.Future[Result] | BusError] = []
+        try:
+            for ask in asks:
+                if len(rows) % BATCH_PART == BATCH_PART - 1:
+                    await asyncio.sleep(0)
+                if isinstance(ask, BusError):
+                    rows.append(ask)
+                    continue
+                try:
+                    rid, future = connection.submit(ask, deadline_s)
+                except (Refused, MailboxFull, OtherFleet) as error:
+                    if on_error == "raise":
+                        raise
+                    rows.append(error)
+                else:
+                    rids.append(rid)
+                    rows.append(future)
+            futures = [each for each in rows if isinstance(each, asyncio.Future)]
+            await asyncio.gather(*futures, return_exceptions=on_error == "return")
+        finally:
+            for rid in rids:
+                connection.forget(rid)
+        return [_row_in(each) for each in rows]
+
 
 @strict()
 def connect(
@@ -752,6 +895,23 @@ def settings_for(address: str, name: str, key_file: str | Path, fleet: str = "")
     dialer = dialer_of(security)
     unique = f"{dialer.name if dialer else 'client'}-{secrets.token_hex(4)}"
     return ClientSettings(name=name or unique, router=address, fleet=fleet, security=security)
+
+
+def _tags_of(tags: Sequence[MemoryTag] | None) -> list[MemoryTag]:
+    if tags is not None and not len(tags):
+        raise Refused(bad_request("tags", "no tag is named; leave it out for all of them"))
+    return list(ALL_TAGS if tags is None else tags)
+
+
+def _row_in(row: asyncio.Future[Result] | BusError) -> Rollout | BusError:
+    if isinstance(row, BusError):
+        return row
+    error = row.exception()
+    if error is None:
+        return rollout_in(row.result())
+    if not isinstance(error, BusError):
+        raise error
+    return error
 
 
 def _attach(rid: str, *, is_followed: bool = False) -> Ask:

@@ -1,13 +1,14 @@
 """Commands to the router and to workers: sent over a connection, with their answers awaited."""
 
-from typing import ClassVar, Final, TypeVar
+import time
+from typing import ClassVar, Final, Literal, TypeVar, get_args
 
 import msgspec
 
 from rolloutbus.bus.actor.ref import FLEET, ROUTER, ActorRef, worker
 from rolloutbus.bus.wire.errors import Refused
 from rolloutbus.bus.wire.messages import control
-from rolloutbus.bus.wire.messages.control import FleetStatus, FlushCache, Pause, Resume, Status
+from rolloutbus.bus.wire.messages.control import FleetStatus, Pause, Resume, Status
 from rolloutbus.bus.wire.messages.endings import Problem
 from rolloutbus.trainer_adapter.client.connection import Connection
 from rolloutbus.trainer_adapter.client.core.effects import Result
@@ -19,6 +20,13 @@ FleetRef = ActorRef[Result, Delta]
 """The address of the router, of one member or of all workers, as a client holds it."""
 
 
+LEAST_S = 1.0
+"""A step of several gets at least so long, however little the steps before it have left."""
+
+
+ALL_TAGS: tuple[control.MemoryTag, ...] = get_args(control.MemoryTag)
+
+
 class MemoryTag:
     """Names of the parts of an engine's memory, for `sleep` and `wake_up`."""
 
@@ -26,7 +34,7 @@ class MemoryTag:
     KV_CACHE: Final = "kv_cache"
     CUDA_GRAPH: Final = "cuda_graph"
     """Captured graphs."""
-    ALL: ClassVar[list[control.MemoryTag]] = [WEIGHTS, KV_CACHE, CUDA_GRAPH]
+    ALL: ClassVar[list[control.MemoryTag]] = [*ALL_TAGS]
     TRAINING_DEFAULT: ClassVar[list[control.MemoryTag]] = [WEIGHTS]
     """What a trainer on the same GPU can do without while it brings new weights."""
 
@@ -81,28 +89,41 @@ class Commands:
         result = await self.to_workers(body, target, deadline_s, check=False)
         return result.only(expected)
 
-    async def reset_prefix_caches(
-        self, target: str, deadline_s: float, *, check: bool
+    async def emptied(
+        self,
+        body: msgspec.Struct,
+        target: str,
+        deadline_s: float,
+        *,
+        mode: Literal["abort", "drain"],
+        check: bool,
     ) -> FleetResult:
-        """Forget every cached prefix: stop what runs, flush, and go on.
+        """Ask workers that first stop what they run, or let it end; then have them go on.
 
         Workers that were paused before stay paused, whatever happens. A worker's result is what
-        went wrong first: it may have flushed and still be paused.
+        went wrong first: it may have done it and still be paused.
+
+        Args:
+            body: what to ask of them when nothing runs there.
+            target: `fleet` or the name of one worker.
+            deadline_s: for stopping and `body` together, seconds from now.
+            mode: `abort` stops requests, `drain` lets them end.
+            check: as of `to_workers`.
         """
+        ends_at = time.monotonic() + self._deadline(deadline_s)
         before = await self.status(deadline_s)
         held = {each.name for each in before.workers if each.state == "paused"}
-        paused = await self.to_workers(Pause("abort"), target, deadline_s, check=False)
+        paused = await self.to_workers(Pause(mode), target, deadline_s, check=False)
         results = [paused]
         try:
-            flush = FlushCache([control.DEVICE])
-            results.append(await self.to_workers(flush, target, deadline_s, check=False))
+            left_s = max(LEAST_S, ends_at - time.monotonic())
+            results.append(await self.to_workers(body, target, left_s, check=False))
         finally:
-            for name in {*paused.by_worker, *paused.silent} - held if held else [target]:
-                resumed = await self.to_workers(Resume(), name, deadline_s, check=False)
-                results.append(resumed)
-        result = _flushed(results)
+            names = {*paused.by_worker, *paused.silent} - held if held else [target]
+            results += [await self.to_workers(Resume(), each, 0.0, check=False) for each in names]
+        result = _of_second(results)
         if check:
-            _check(result, FlushCache())
+            _check(result, body)
         return result
 
     def _deadline(self, deadline_s: float) -> float:
@@ -128,8 +149,8 @@ def _check(result: FleetResult, body: msgspec.Struct) -> None:
     result.check()
 
 
-def _flushed(results: list[FleetResult]) -> FleetResult:
-    """The results of a flush, the second one, or instead of them the first errors of any step."""
+def _of_second(results: list[FleetResult]) -> FleetResult:
+    """The results of the second step, or instead of them the first errors of any step."""
     by_worker = dict(results[1].by_worker)
     silent: dict[str, None] = {}
     for result in reversed(results):

@@ -7,8 +7,20 @@ from typing import Any, NoReturn, Self, TypeVar
 from rolloutbus.bus.strict_calls import strict
 from rolloutbus.bus.wire.errors import LocalProtocolError, cannot_be_pickled
 from rolloutbus.trainer_adapter.client.asks import ask_of
-from rolloutbus.trainer_adapter.client.blocking import LoopThread, Twin, at_once, blocking
-from rolloutbus.trainer_adapter.client.client import RolloutClient, settings_for
+from rolloutbus.trainer_adapter.client.blocking import (
+    LoopThread,
+    Twin,
+    at_once,
+    blocking,
+    blocking_overloads,
+    submitted,
+)
+from rolloutbus.trainer_adapter.client.client import (
+    ANOTHER,
+    ConnectOptions,
+    RolloutClient,
+    settings_for,
+)
 from rolloutbus.trainer_adapter.client.core.effects import FleetChanged
 from rolloutbus.trainer_adapter.client.core.session_book import HeldSession
 from rolloutbus.trainer_adapter.client.core.settings import ClientSettings
@@ -78,9 +90,12 @@ class SyncRolloutClient(Twin[RolloutClient]):
         super().__init__(RolloutClient(settings), LoopThread(f"rolloutbus-{settings.name}"))
 
     def __reduce__(self) -> NoReturn:
-        raise cannot_be_pickled(
-            self, f"the address {self.original.connection.settings.router!r} and connect there"
-        )
+        raise cannot_be_pickled(self, ANOTHER)
+
+    @property
+    def connect_options(self) -> ConnectOptions:
+        """What another process needs for a client here; see `RolloutClient.connect_options`."""
+        return self.original.connect_options
 
     def __enter__(self) -> Self:
         return self.open()
@@ -140,10 +155,13 @@ class SyncRolloutClient(Twin[RolloutClient]):
     accept_fleet = at_once(RolloutClient.accept_fleet)
 
     generate = blocking(RolloutClient.generate)
-    generate_batch = blocking(RolloutClient.generate_batch)
+    submit = submitted(RolloutClient.generate)
+    """`generate` without waiting: returns a `concurrent.futures.Future` of the rollout."""
+    generate_batch = blocking_overloads(RolloutClient.generate_batch)
     stream = blocking(RolloutClient.stream)
     session = at_once(RolloutClient.session, SyncSession)
     abort = blocking(RolloutClient.abort)
+    abort_policy = blocking(RolloutClient.abort_policy)
     reattach = blocking(RolloutClient.reattach)
     collect = blocking(RolloutClient.collect)
     follow = blocking(RolloutClient.follow)

@@ -1,1 +1,1 @@
-"""Trainer frameworks on the bus: a module per framework, which alone imports it."""
+"""Trainer frameworks on the bus: a module or folder for each, which alone imports it."""

@@ -3,8 +3,8 @@
 import asyncio
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AsyncExitStack
+from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Literal, NamedTuple, Protocol, Self, TypeVar, cast, runtime_checkable
@@ -52,6 +52,7 @@ from rolloutbus.trainer_adapter.client.core.results import FleetResult
 from rolloutbus.trainer_adapter.publisher.offering import Offering, gpus_of, is_shared
 from rolloutbus.trainer_adapter.publisher.tensor_source import (
     DTYPE_NAMES,
+    SourceTensor,
     StreamedTensors,
     TensorSource,
     published_dtype,
@@ -59,8 +60,10 @@ from rolloutbus.trainer_adapter.publisher.tensor_source import (
 from rolloutbus.trainer_adapter.publisher.transfer import TransferLog, UpdateOptions
 from rolloutbus.trainer_adapter.publisher.weight_writer import (
     CopyWatch,
+    Room,
     Soundness,
     WeightWriter,
+    Written,
     in_thread,
     tensors_in,
 )
@@ -179,9 +182,19 @@ class Publication:
             PeerLost: the store was started again meanwhile.
             DeadlineExceeded: nothing was published.
         """
+        async with self.writing():
+            await self._write(source)
+
+    @asynccontextmanager
+    async def writing(self) -> AsyncGenerator[None]:
+        """A step of the writing, within the deadline, with its errors told as a caller knows them.
+
+        Raises:
+            As `write`.
+        """
         try:
             async with asyncio.timeout(self.left_s):
-                await self._write(source)
+                yield
         except TimeoutError as error:
             latest = self.log.latest
             raise DeadlineExceeded(
@@ -236,6 +249,7 @@ class Publication:
             mode=options.mode,
             floor=options.floor,
             offers=bare,
+            tag=options.tag,
         )
         serving = [asyncio.create_task(each.serve()) for each in self._offerings]
         try:
@@ -350,31 +364,64 @@ class Publication:
             watch = CopyWatch()
             work = partial(source.held_copies, policy.dtype, watch.require_wanted)
             source = await in_thread(work, watch.stop)
-        layout = lay_out(
-            (each.name, DTYPE_NAMES[published_dtype(each.dtype, policy.dtype)], each.shape)
-            for each in source.tensors
-        )
-        self.log.enter("copying", size_bytes=total_bytes(layout))
-        body = ReserveVersion(policy.name, layout, self._options.version)
-        reserved = await self._take(Reserved, body)
-        self.log.enter("copying", version=reserved.version)
+        layout = self.laid_out(source.tensors)
+        reserved = await self.reserve(layout)
         watch = CopyWatch(self.log.copied_so_far)
         written = await policy.writer.copy(reserved, layout, source, watch)
         try:
-            allow_zeros = self._options.allow_zeros
-            policy.soundness.require(layout, written.judgements, allow_zeros=allow_zeros)
-            await self._prepare_offers(layout, source.held or tensors_in(written.content, layout))
-            self.log.enter("sealing")
-            self.log.copied.set()
-            if not written.is_in_store:
-                bulk = BulkLink(await self.bulk(), policy.client.dialer)
-                await policy.writer.push(written.content, reserved, policy.name, bulk)
-            digests = [judged.digest for judged in written.judgements]
-            seal = SealVersion(policy.name, reserved.version, digests, self._offers, allow_zeros)
-            await self._ask_store(Done, seal)
-            self._on_commit = partial(policy.soundness.committed, layout, written.judgements)
+            await self.seal(reserved, layout, written, source.held)
         finally:
             del written  # an error's traceback would keep its memory
+
+    def laid_out(self, tensors: Iterable[SourceTensor]) -> list[Tensor]:
+        """Where each tensor lies in the version, as it is published."""
+        return lay_out(
+            (each.name, DTYPE_NAMES[published_dtype(each.dtype, self._policy.dtype)], each.shape)
+            for each in tensors
+        )
+
+    async def reserve(self, layout: list[Tensor]) -> Reserved:
+        """Have the store give a number, and room for these tensors."""
+        self.log.enter("copying", size_bytes=total_bytes(layout))
+        body = ReserveVersion(self._policy.name, layout, self._options.version)
+        reserved = await self._take(Reserved, body)
+        self.log.enter("copying", version=reserved.version)
+        return reserved
+
+    def room(self, reserved: Reserved, layout: Sequence[Tensor]) -> Room:
+        """Where the bytes are to be put."""
+        return self._policy.writer.room(reserved, total_bytes(layout))
+
+    async def seal(
+        self,
+        reserved: Reserved,
+        layout: list[Tensor],
+        written: Written,
+        held: Sequence[torch.Tensor] = (),
+    ) -> None:
+        """Judge what was written, and freeze it in the store.
+
+        Args:
+            reserved: the store's answer.
+            layout: of the version.
+            written: its bytes.
+            held: the trainer's own tensors in this order, if all of them exist.
+
+        Raises:
+            Refused: a tensor is not sound; `.field` names it.
+        """
+        policy, allow_zeros = self._policy, self._options.allow_zeros
+        policy.soundness.require(layout, written.judgements, allow_zeros=allow_zeros)
+        await self._prepare_offers(layout, held or tensors_in(written.content, layout))
+        self.log.enter("sealing")
+        self.log.copied.set()
+        if not written.is_in_store:
+            bulk = BulkLink(await self.bulk(), policy.client.dialer)
+            await policy.writer.push(written.content, reserved, policy.name, bulk)
+        digests = [judged.digest for judged in written.judgements]
+        seal = SealVersion(policy.name, reserved.version, digests, self._offers, allow_zeros)
+        await self._ask_store(Done, seal)
+        self._on_commit = partial(policy.soundness.committed, layout, written.judgements)
         self.version = reserved.version
 
     async def _prepare_offers(

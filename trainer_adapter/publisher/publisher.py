@@ -19,11 +19,12 @@ from rolloutbus.bus.wire.errors import (
     SettingsError,
     cannot_be_pickled,
 )
-from rolloutbus.bus.wire.messages.endings import Problem
+from rolloutbus.bus.wire.messages.endings import Problem, bad_request
 from rolloutbus.trainer_adapter.publisher.collective import CollectiveOffering
 from rolloutbus.trainer_adapter.publisher.cuda_ipc import CudaIpcOffering
 from rolloutbus.trainer_adapter.publisher.lora import config_of, factors_of, publish_adapter
 from rolloutbus.trainer_adapter.publisher.offering import Offering
+from rolloutbus.trainer_adapter.publisher.pieces import Pieces
 from rolloutbus.trainer_adapter.publisher.publication import (
     AssignedVersion,
     Policy,
@@ -40,6 +41,8 @@ from rolloutbus.trainer_adapter.publisher.tensor_source import (
     StreamedTensors,
     Tensors,
     are_held,
+    planned_tensors,
+    published_name,
     require_tensors,
 )
 from rolloutbus.trainer_adapter.publisher.transfer import (
@@ -73,17 +76,65 @@ def give_up_sources(arguments: Iterable[object]) -> None:
 class PublisherUpdate:
     """One version under way; see `WeightPublisher.begin`."""
 
-    def __init__(self, publication: Publication, rename: Rename | None) -> None:
+    def __init__(
+        self, publication: Publication, rename: Rename | None, layout: Layout | None = None
+    ) -> None:
         self._publication = publication
         self._rename = rename
+        planned = planned_tensors(layout, rename)
+        self._pieces = Pieces(publication, planned) if planned else None
         self.write_s = 0.0
+        """Seconds of copying and sealing so far."""
         self.published: Published | None = None
         """Set when the `async with` block has ended well."""
 
     @property
     def version(self) -> int:
-        """0 until `put_all`."""
+        """0 until `put_all` or `seal`."""
         return self._publication.version
+
+    async def put(self, name: str, tensor: torch.Tensor) -> None:
+        """Copy one tensor into the store; afterwards it may change, or be gone.
+
+        Tensors come in any order, under the trainer's names, each once. No other one is held
+        meanwhile. A floating-point tensor is cast to the dtype that `begin(layout=…)` has for it.
+
+        Args:
+            name: the trainer's; see `rename` of `WeightPublisher`.
+            tensor: on any device.
+
+        Raises:
+            Refused: `layout` has no such tensor, has it in another shape, or was not given.
+            SettingsError: it is a shard, sparse, or of a dtype that cannot be published.
+            RequestError, PeerLost: the store has no room, or was started again.
+            DeadlineExceeded: nothing was published.
+        """
+        if self._pieces is None:
+            message = (
+                "the store needs all sizes before the first tensor: begin(layout=[(name, dtype, "
+                "shape), …]) has them"
+            )
+            raise Refused(bad_request("layout", message))
+        if self.version:
+            raise LocalProtocolError("the update is sealed: it takes no other tensor")
+        published = published_name(name, self._rename)
+        if published is None:
+            return
+        began = time.monotonic()
+        await self._pieces.put(HeldTensors({published: tensor}))
+        self.write_s += time.monotonic() - began
+
+    async def seal(self) -> int:
+        """Freeze what was put; returns the version. The end of the block does it otherwise.
+
+        Raises:
+            Refused: a tensor of the layout was not put, or is not sound; `.field` names it.
+        """
+        if not self.version and self._pieces is not None:
+            began = time.monotonic()
+            await self._pieces.seal()
+            self.write_s += time.monotonic() - began
+        return self.version
 
     async def put_all(self, tensors: Publishable, *, layout: Layout | None = None) -> int:
         """Copy all tensors into the store; afterwards they may change. Returns the version.
@@ -97,15 +148,16 @@ class PublisherUpdate:
             RequestError: the store has no room, or the bytes changed while they were copied.
             DeadlineExceeded: nothing was published.
         """
-        if self.version:
-            raise LocalProtocolError("an update takes all its tensors in one put_all")
+        if self.version or self._pieces is not None:
+            message = "an update takes its tensors in one put_all, or by `put` with begin(layout=…)"
+            raise LocalProtocolError(message)
         began = time.monotonic()
         source = source_of(tensors, self._rename, layout)
         try:
             await self._publication.write(source)
         finally:
             await asyncio.to_thread(source.give_up)
-        self.write_s = time.monotonic() - began
+        self.write_s += time.monotonic() - began
         return self.version
 
 
@@ -129,7 +181,9 @@ class WeightPublisher:
             client: of the router that the policy's workers are at.
             policy: whose weights these are.
             dtype: what floating-point tensors are cast to on the way; None keeps theirs.
-            rename: the engine's name for the trainer's; None for what is not published. A
+            rename: the engine's name for the trainer's; None for what is not published. Without
+                it names lose what wrappers put into them: `module.` of DDP at their beginning,
+                `_orig_mod.`, `_fsdp_wrapped_module.` and `_checkpoint_wrapped_module.` anywhere. A
                 `ShardedSource` has its own.
             check: `finite`: a version with infinity or NaN in it, or with a tensor that has become
                 all zero since the last one (`allow_zeros=` of `publish` lets it), is refused before
@@ -196,6 +250,9 @@ class WeightPublisher:
                 `tcp`, `delta`, `disk`, `cuda_ipc` or `collective`.
                 mode: `staged`: held beside the old weights first; `overwrite`: written over them.
                 floor: workers that go on serving while others swap; 0: all swap at once.
+                tag: the trainer's own label of the version, such as its step, for requests with
+                `versions="min-tag:T"`. Those of a policy only grow; a version without one counts as
+                having that of the version before it.
                 allow_zeros: a tensor may be all zero where the last version, or the active one of
                 a worker, was not: training begins again, or a layer was reset.
                 version: the number that it gets, above all before, such as the trainer's own count
@@ -322,16 +379,25 @@ class WeightPublisher:
             ) from error
 
     @asynccontextmanager
-    async def begin(self, **options: Unpack[PublishOptions]) -> AsyncGenerator[PublisherUpdate]:
-        """An update in two steps: `await update.put_all(tensors)` inside, published at the end.
+    async def begin(
+        self, *, layout: Layout | None = None, **options: Unpack[PublishOptions]
+    ) -> AsyncGenerator[PublisherUpdate]:
+        """An update in steps, published at the end of the block.
 
-        Leaving the block by an error publishes nothing. Arguments as of `publish`.
+        Inside stands `await update.put_all(tensors)`, or, with a layout, `await update.put(name,
+        tensor)` for each tensor. Leaving the block by an error publishes nothing, nor does a block
+        without a layout in which nothing was put.
+
+        Args:
+            layout: (name, dtype, shape) of every tensor that will be put, in any order: the
+                trainer's names, and the dtype in which each is published.
+            **options: as of `publish`.
         """
         publication = Publication(self._policy, UpdateOptions(**options))
-        update = PublisherUpdate(publication, self._rename)
+        update = PublisherUpdate(publication, self._rename, layout)
         async with self._turn, publication:
             yield update
-            if update.version:
+            if await update.seal():
                 began = time.monotonic()
                 result = await publication.publish()
                 took_s = time.monotonic() - began

@@ -156,7 +156,8 @@ class ShardedSource:
             tensors: as of `WeightPublisher.publish`. They are remembered: make another one when
                 parameters become other objects, not when their values change.
             group: the ranks; None: all.
-            rename: the engine's name for this rank's; None for what is not published.
+            rename: the engine's name for this rank's; None for what is not published. Without it
+                names lose what wrappers put into them, as in `WeightPublisher`.
             merge: makes one tensor of the parts that several ranks have under one name.
             dtype: what floating-point tensors are cast to before they are gathered.
             bucket_bytes: gathered at once; more if one tensor is larger.

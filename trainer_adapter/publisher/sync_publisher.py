@@ -1,5 +1,7 @@
 """Publishing weights from a plain script: `WeightPublisher`, blocking."""
 
+from collections.abc import Generator
+from contextlib import AbstractAsyncContextManager, contextmanager
 from typing import Annotated, Unpack
 
 import torch
@@ -9,6 +11,7 @@ from rolloutbus.trainer_adapter.client.blocking import Twin, at_once, blocking
 from rolloutbus.trainer_adapter.client.sync_client import SyncRolloutClient
 from rolloutbus.trainer_adapter.publisher.publisher import (
     Publishable,
+    PublisherUpdate,
     WeightPublisher,
     give_up_sources,
     source_of,
@@ -47,6 +50,30 @@ class SyncWeightTransfer(Twin[WeightTransferHandle]):
     changes = blocking(WeightTransferHandle.changes)
     cancel = blocking(WeightTransferHandle.cancel)
     stop = at_once(WeightTransferHandle.stop)
+
+
+@strict(options=WeightPublisher.publish, refused=give_up_sources)
+class SyncPublisherUpdate(Twin[PublisherUpdate]):
+    """One version under way; see `PublisherUpdate`."""
+
+    @property
+    def version(self) -> int:
+        """0 until `put_all` or `seal`."""
+        return self.original.version
+
+    @property
+    def published(self) -> Published | None:
+        """Set when the `with` block has ended well."""
+        return self.original.published
+
+    def put(self, name: str, tensor: torch.Tensor) -> None:
+        """Copy one tensor into the store; see `PublisherUpdate.put`."""
+        if tensor.is_cuda:  # the loop's thread has another stream
+            torch.cuda.current_stream(tensor.device).synchronize()
+        self.loop.wait(self.original.put(name, tensor))
+
+    put_all = blocking(PublisherUpdate.put_all)
+    seal = blocking(PublisherUpdate.seal)
 
 
 @strict(options=WeightPublisher.publish, refused=give_up_sources)
@@ -99,6 +126,20 @@ class SyncWeightPublisher(Twin[WeightPublisher]):
         handle = self.loop.wait(_started(self.original, source, options))
         return SyncWeightTransfer(handle, self.loop)
 
+    @contextmanager
+    def begin(
+        self, *, layout: Layout | None = None, **options: Unpack[PublishOptions]
+    ) -> Generator[SyncPublisherUpdate]:
+        """An update in steps, published at the end of the block; see `WeightPublisher.begin`."""
+        block = self.original.begin(layout=layout, **options)
+        update = self.loop.wait(_entered(block))
+        try:
+            yield SyncPublisherUpdate(update, self.loop)
+        except BaseException as error:
+            self.loop.wait(_left(block, error))
+            raise
+        self.loop.wait(_left(block, None))
+
     publish_lora = blocking(WeightPublisher.publish_lora)
     restore = blocking(WeightPublisher.restore)
     outcome = blocking(WeightPublisher.outcome)
@@ -110,6 +151,16 @@ async def _started(
     publisher: WeightPublisher, source: Publishable, options: PublishOptions
 ) -> WeightTransferHandle:
     return publisher.start(source, **options)
+
+
+async def _entered(block: AbstractAsyncContextManager[PublisherUpdate]) -> PublisherUpdate:
+    return await block.__aenter__()
+
+
+async def _left(
+    block: AbstractAsyncContextManager[PublisherUpdate], error: BaseException | None
+) -> None:
+    await block.__aexit__(None if error is None else type(error), error, None)
 
 
 async def _result(handle: WeightTransferHandle) -> Published:

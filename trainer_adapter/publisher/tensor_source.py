@@ -22,6 +22,25 @@ or a tuple are taken one at a time: each may be gone, or overwritten, when the n
 Rename = Callable[[str], str | None]
 """The trainer's name of a tensor -> the engine's; None: it is not published."""
 
+WRAPPERS = frozenset({"_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"})
+"""Parts that torch.compile, FSDP and activation checkpointing put into names."""
+DATA_PARALLEL = "module"
+"""The part that DDP puts before names."""
+
+
+def without_wrappers(name: str) -> str:
+    """The name that a tensor has in the model itself, without what wrappers put before it."""
+    parts = [part for part in name.split(".") if part not in WRAPPERS]
+    while len(parts) > 1 and parts[0] == DATA_PARALLEL:
+        del parts[0]
+    return ".".join(parts)
+
+
+def published_name(name: str, rename: Rename | None) -> str | None:
+    """What the engine calls it; None: it is not published. Without `rename`, wrappers go."""
+    return without_wrappers(name) if rename is None else rename(name)
+
+
 TORCH_DTYPES: Mapping[str, torch.dtype] = {
     name: getattr(torch, each.torch) for name, each in DTYPES.items() if each.torch
 }
@@ -104,7 +123,7 @@ def renamed(tensors: Tensors, rename: Rename | None) -> Generator[tuple[str, tor
     for pair in _pairs(tensors):
         name, tensor = _checked(pair)
         del pair
-        published = name if rename is None else rename(name)
+        published = published_name(name, rename)
         if published is not None:
             yield published, tensor
         del tensor  # or it would be held while the next one is made
@@ -285,7 +304,7 @@ class StreamedTensors:
         self._tensors = tensors
         self.has_layout = layout is not None
         self.held: Sequence[torch.Tensor] = ()
-        self.tensors = _planned(layout, rename)
+        self.tensors = planned_tensors(layout, rename)
         self._pairs = renamed(tensors, rename)
         self._is_inferring = torch.is_inference_mode_enabled()
         self._stream = torch.cuda.current_stream() if torch.cuda.is_initialized() else None
@@ -306,7 +325,7 @@ class StreamedTensors:
             del tensor
         if self.has_layout and n_given < len(self.tensors):
             missing = self.tensors[n_given].name
-            raise _misplanned(missing, f"the iterator ended after {n_given} tensors, before it")
+            raise misplanned(missing, f"the iterator ended after {n_given} tensors, before it")
 
     def give_up(self) -> None:
         """End the iterator, so that it undoes what it did."""
@@ -354,7 +373,12 @@ class StreamedTensors:
             del tensor
 
 
-def _planned(layout: Layout | None, rename: Rename | None) -> list[SourceTensor]:
+def planned_tensors(layout: Layout | None, rename: Rename | None) -> list[SourceTensor]:
+    """What a layout announces, under the engine's names; nothing if there is no layout.
+
+    Raises:
+        SettingsError: it is no layout, or announces nothing.
+    """
     planned: list[SourceTensor] = []
     for entry in layout or ():
         if not _is_planned(entry):
@@ -363,7 +387,7 @@ def _planned(layout: Layout | None, rename: Rename | None) -> list[SourceTensor]
                 f"sizes; not {entry!r:.80}"
             )
         name, dtype, shape = entry
-        published = name if rename is None else rename(name)
+        published = published_name(name, rename)
         if published is not None:
             planned.append(SourceTensor(published, dtype, tuple(shape)))
     if layout is not None and not planned:
@@ -390,14 +414,15 @@ def _require_planned(
     planned: Sequence[SourceTensor], position: int, name: str, tensor: torch.Tensor
 ) -> None:
     if position >= len(planned):
-        raise _misplanned(name, f"the layout has {len(planned)} tensors, the iterator gave it too")
+        raise misplanned(name, f"the layout has {len(planned)} tensors, the iterator gave it too")
     there = planned[position]
     given = SourceTensor(name, tensor.dtype, tuple(tensor.shape))
     if given != there:
         shapes = f"{given.dtype} {list(given.shape)}, not {there.name!r} {there.dtype}"
         why = f"the iterator gave {given.name!r} {shapes} {list(there.shape)} in place {position}"
-        raise _misplanned(there.name, why)
+        raise misplanned(there.name, why)
 
 
-def _misplanned(name: str, why: str) -> Refused:
+def misplanned(name: str, why: str) -> Refused:
+    """The error for a tensor that is not as the layout has it."""
     return Refused(Problem("bad_request", why, "not_started", field=f"layout.{name}"))

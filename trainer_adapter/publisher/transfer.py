@@ -17,6 +17,7 @@ from rolloutbus.bus.wire.messages.weights import (
     UpdateProgress,
 )
 from rolloutbus.bus.wire.messages.weights import VersionPublished as PublishedByRouter
+from rolloutbus.bus.wire.versions import MAX_VERSION
 
 UPDATE_DEADLINE_S = 120.0
 Requirement = Annotated[
@@ -35,6 +36,7 @@ class RestoreOptions(TypedDict, total=False):
     transport: TransportChoice
     mode: UpdateMode
     floor: int
+    tag: int | None
     deadline_s: float
 
 
@@ -50,7 +52,7 @@ class UpdateOptions:
     """The same with their defaults, checked.
 
     Raises:
-        Refused: `floor`, `version` or `deadline_s` is no valid value; `.field` names it.
+        Refused: `floor`, `version`, `tag` or `deadline_s` is no valid value; `.field` names it.
     """
 
     in_flight: InFlight = "keep"
@@ -60,6 +62,7 @@ class UpdateOptions:
     floor: int = 0
     allow_zeros: bool = False
     version: int = 0
+    tag: int | None = None
     deadline_s: float = UPDATE_DEADLINE_S
 
     def __post_init__(self) -> None:
@@ -69,6 +72,9 @@ class UpdateOptions:
         if self.version < 0:
             message = f"a version is a number above 0, or 0 for the next one: {self.version}"
             raise Refused(bad_request("version", message))
+        if self.tag is not None and not 0 <= self.tag <= MAX_VERSION:
+            message = f"a tag is a number from 0 to {MAX_VERSION}, such as a step; not {self.tag}"
+            raise Refused(bad_request("tag", message))
         if not 0 < self.deadline_s < math.inf:
             message = f"a deadline is a number of seconds above 0, not {self.deadline_s}"
             raise Refused(bad_request("deadline_s", message))

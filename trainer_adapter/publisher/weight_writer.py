@@ -209,6 +209,15 @@ class CopyWatch:
         self._on_copied(n_copied)
 
 
+class Room(NamedTuple):
+    """A place for the bytes of a version."""
+
+    content: Bytes
+    """uint8 [all bytes of the version], as they are published."""
+    is_in_store: bool
+    """It lies in the store's segment; else its bytes still have to be pushed."""
+
+
 class Written(NamedTuple):
     """A version with all bytes copied."""
 
@@ -242,14 +251,20 @@ class WeightWriter:
         Raises:
             SegmentGone: the reservation has lapsed.
         """
-        size_bytes = total_bytes(layout)
-        is_mapped = self._may_map and reserved.host == host_id()
-        if is_mapped:
+        room = self.room(reserved, total_bytes(layout))
+        work = partial(copy_all, room.content, layout, source, watch, self._n_copiers)
+        return Written(*room, await in_thread(work, watch.stop))
+
+    def room(self, reserved: Reserved, size_bytes: int) -> Room:
+        """Where a version's bytes are to be put.
+
+        Raises:
+            SegmentGone: the reservation has lapsed.
+        """
+        if self._may_map and reserved.host == host_id():
             content = self._segments.content(reserved.segment, size_bytes)
-        else:
-            content = self._buffer_of(size_bytes)
-        work = partial(copy_all, content, layout, source, watch, self._n_copiers)
-        return Written(content, is_mapped, await in_thread(work, watch.stop))
+            return Room(content, is_in_store=True)
+        return Room(self._buffer_of(size_bytes), is_in_store=False)
 
     async def push(self, content: Bytes, reserved: Reserved, policy: str, bulk: BulkLink) -> None:
         """Send what was copied to a store that cannot be written to in place.

@@ -117,6 +117,7 @@ class StoreActor:
             bool(self._settings.disk),
             self._table.waves,
             self._table.adapters,
+            self._table.tags,
         )
         try:
             async with asyncio.TaskGroup() as tasks:

@@ -317,8 +317,9 @@ class StoreCore:
         table.note_history(policy, version)
         if not (is_new or are_waves_through):
             return []
-        written = CommitRecord(*stored.key, last if ask.floor else 0, ask.floor)
+        written = CommitRecord(*stored.key, last if ask.floor else 0, ask.floor, tag=ask.tag)
         table.note_waves(written)
+        table.note_tag(policy, version, ask.tag)
         return [written]
 
     def _pull_manifest(self, asker: Asker, ask: PullManifest) -> list[StoreEffect]:

@@ -9,6 +9,7 @@ import msgspec
 from rolloutbus.bus.actor.effects import next_state
 from rolloutbus.bus.weights.manifest import total_bytes
 from rolloutbus.bus.wire.entry import AttemptKey, Peer
+from rolloutbus.bus.wire.limits import MAX_TAGS
 from rolloutbus.bus.wire.messages.membership import Intent
 from rolloutbus.bus.wire.messages.weights import Offer, Tensor
 
@@ -50,6 +51,16 @@ class CommitRecord(msgspec.Struct, frozen=True, tag="committed"):
     """Workers that serve meanwhile; 0: it is committed at once, or the waves are through."""
     is_adapter: bool = False
     """It is a version of an adapter that all workers are to have; version 0: none is."""
+    tag: int | None = None
+    """Its trainer's own label."""
+
+
+class Tagged(msgspec.Struct, frozen=True, tag="tagged"):
+    """A committed version has this label of its trainer; written when a ledger is shortened."""
+
+    policy: str
+    version: int
+    tag: int
 
 
 class Retired(msgspec.Struct, frozen=True, tag="retired"):
@@ -65,7 +76,7 @@ class Intended(msgspec.Struct, frozen=True, tag="intended"):
     intent: Intent
 
 
-Record = Opened | Assigned | Sealed | CommitRecord | Retired | Intended
+Record = Opened | Assigned | Sealed | CommitRecord | Tagged | Retired | Intended
 
 
 class MemberAsker(NamedTuple):
@@ -217,6 +228,8 @@ class VersionTable:
         """What the fleet is to be, as a router reported last."""
         self.history: dict[str, list[int]] = {}
         """Versions of each policy that have been committed, the latest last; not of adapters."""
+        self.tags: dict[str, list[tuple[int, int]]] = {}
+        """Policy -> (version, its trainer's label) of the latest that bear one, both growing."""
 
     @property
     def held_bytes(self) -> int:
@@ -243,9 +256,12 @@ class VersionTable:
                         last = self.committed.get(record.policy, 0)
                         self.committed[record.policy] = max(record.version, last)
                         self.note_waves(record)
+                        self.note_tag(record.policy, record.version, record.tag)
                     if (stored := self.by_key.get((record.policy, record.version))) is not None:
                         stored.on("commit")
                         stored.is_adapter = record.is_adapter
+                case Tagged(policy, version, tag):
+                    self.note_tag(policy, version, tag)
                 case Retired():
                     self.by_key.pop((record.policy, record.version), None)
                 case Intended(intent):
@@ -269,6 +285,8 @@ class VersionTable:
         forgotten = {each.policy: 0 for each in self.pullable() if each.is_adapter}
         for policy, version in {**forgotten, **self.adapters}.items():
             records.append(CommitRecord(policy, version, is_adapter=True))
+        for policy, tags in self.tags.items():
+            records += [Tagged(policy, *each) for each in tags]
         if self.intent is not None:
             records.append(Intended(self.intent))
         return records
@@ -298,6 +316,12 @@ class VersionTable:
             self.adapters[record.policy] = record.version
         else:
             self.adapters.pop(record.policy, None)
+
+    def note_tag(self, policy: str, version: int, tag: int | None) -> None:
+        """It is committed under this label of its trainer, if it bears any."""
+        if tag is not None:
+            tags = {**dict(self.tags.get(policy, [])), version: tag}
+            self.tags[policy] = sorted(tags.items())[-MAX_TAGS:]
 
     def note_waves(self, record: CommitRecord) -> None:
         """Records whether the last commit of a policy continues in waves."""

@@ -353,3 +353,5 @@ class FleetStatus(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Workers that are expected and not here -> why not."""
     store: StoreStatus | None = None
     """None: none is connected."""
+    tags: VersionsByPolicy = msgspec.field(default_factory=dict[str, int])
+    """Per policy, the trainer's label of the latest committed version that bears one."""

@@ -292,6 +292,18 @@ class Abort(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaul
     everything: bool = False
 
 
+class AbortPolicy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Stop the requests of all clients for this policy."""
+
+    policy: HeaderText
+
+
+class PolicyAborted(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """To every client: somebody has asked for it, so abort what you have of this policy."""
+
+    policy: HeaderText
+
+
 class Aborted(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """How many requests an `abort` found and stopped; each still gets its own ending."""
 

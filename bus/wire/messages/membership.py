@@ -27,6 +27,7 @@ from rolloutbus.bus.wire.limits import (
     Sentence,
     Short,
     Suspects,
+    TagsByPolicy,
     VersionsByPolicy,
     WavesByPolicy,
 )
@@ -92,6 +93,8 @@ class StoreFacts(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_d
     that have to serve meanwhile)."""
     adapters: VersionsByPolicy = msgspec.field(default_factory=dict[str, int])
     """`<policy>.<adapter>` -> version that all workers of the policy are to have."""
+    tags: TagsByPolicy = msgspec.field(default_factory=dict[str, list[tuple[int, int]]])
+    """(version, label) of the latest committed versions of each policy that bear one."""
 
 
 class Intent(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):

@@ -158,6 +158,8 @@ class PublishVersion(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Workers that go on serving while others commit: the commit goes in waves. 0: all at once."""
     offers: Offers = []
     """The offers sealed with it, without their buckets."""
+    tag: Natural | None = None
+    """The trainer's own label, above that of the version before it; None: none of its own."""
 
 
 class WorkerUpdate(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -275,6 +277,8 @@ class RecordCommit(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     is_adapter: bool = False
     """`policy` is `<policy>.<adapter>`: all workers of the former are to have this version of the
     adapter; version 0: none any more."""
+    tag: Natural | None = None
+    """The trainer's own label of it, if it has one."""
 
 
 class PullManifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

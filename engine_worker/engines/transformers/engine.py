@@ -139,6 +139,8 @@ def _profiler(ask: StartProfile) -> Any:  # noqa: ANN401 - untyped
 
 WEIGHTS = "weights"
 KV_CACHE = "kv_cache"
+CUDA_GRAPH = "cuda_graph"
+"""This engine captures no graphs: there is nothing to give up, and nothing wrong with asking."""
 ROOT_BYTES = 8
 
 
@@ -179,6 +181,8 @@ class DeviceMemory:
             freed[KV_CACHE] = self._forward.drop()
         if WEIGHTS in tags:
             freed[WEIGHTS] = self._weights.put_aside()
+        if CUDA_GRAPH in tags:
+            freed[CUDA_GRAPH] = 0
         if self._device.type == "cuda":
             torch.cuda.empty_cache()
         return MemoryFreed(freed)
@@ -190,6 +194,8 @@ class DeviceMemory:
         if KV_CACHE in tags:
             # Its tensors come back with the first forward pass, which needs the weights.
             taken[KV_CACHE] = 0 if self._weights.are_aside else self._forward.allocate()
+        if CUDA_GRAPH in tags:
+            taken[CUDA_GRAPH] = 0
         for tag in sorted(tags):
             self._loop.lift(tag)
         return MemoryFreed(taken)
@@ -402,6 +408,7 @@ def _features(processors: Processors, decode: Decode | None) -> frozenset[str]:
 
 
 def _known(tags: Sequence[str]) -> frozenset[str]:
-    if unknown := set(tags) - {WEIGHTS, KV_CACHE}:
-        raise ValueError(f"tags: {sorted(unknown)} are neither {WEIGHTS} nor {KV_CACHE}")
+    if unknown := set(tags) - {WEIGHTS, KV_CACHE, CUDA_GRAPH}:
+        known = f"{WEIGHTS}, {KV_CACHE} and {CUDA_GRAPH}"
+        raise ValueError(f"tags: {sorted(unknown)} is none of {known}")
     return frozenset(tags)

@@ -134,7 +134,8 @@ class Oracles:
             self.broken("one_outcome", rid, f"{len(case.outcomes)} outcomes")
         case.ended_at = now
         case.behind_s = self._world.fleet_oracles.behind_s
-        is_over = any(run.is_over(now) for run in self.runs.get(rid, ()))
+        runs = self.runs.get(rid, ())
+        is_over = any(run.is_over(now) or rid in run.worker.given_up for run in runs)
         case.was_lost = (
             is_over or self._world.routers.is_split
         )  # its worker may obey the other router

@@ -105,6 +105,11 @@ class SimHost:
         """Become ready after a while."""
         self._time.later(after_s, self._ready)
 
+    @property
+    def is_frozen(self) -> bool:
+        """Whether it is stopped now."""
+        return self._time.now < self._frozen_until
+
     def freeze(self, until: float) -> None:
         """Stopped together with its worker."""
         self._frozen_until = until

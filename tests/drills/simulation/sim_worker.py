@@ -47,6 +47,8 @@ class WorkerNode(Process):
         """When each `generate` must have ended, as it was told."""
         self.n_crashes = 0
         self.host: SimHost | None = None
+        self.given_up: set[str] = set()
+        """rids of requests that it gave up because its host stood still."""
         stream = f"ipc:///sim/{name}.{boot}"
         self._publisher = net.publisher(stream, name)
         streams = StreamSettings(idle_s=IDLE_S)
@@ -77,6 +79,9 @@ class WorkerNode(Process):
         has_work = is_busy(self.core)
         if has_work or self.thawed_at == now or not is_idle_member(member, now):
             self._after(self.core.tick(now))
+            if self.host is not None and self.host.is_frozen and self.core.needs_host(now):
+                self.given_up |= {rid for rid, *_ in member.deliveries.running_list()}
+                self._after(self.core.host_stopped(now))
             if self._deadlines:
                 self._check_deadlines(now)
         self.tick_s = TICK_S if has_work else max(TICK_S, rest_s(member, now))

@@ -1,4 +1,4 @@
-"""One variable turns traces on, and its mistakes are told; off, nothing of them is loaded."""
+"""Variables turn traces and logs on; their mistakes are told; off, nothing of them is loaded."""
 
 import subprocess
 import sys
@@ -21,6 +21,14 @@ def test_what_is_misspelt_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("ROLLOUTBUS_TRACES")
     monkeypatch.setenv("ROLLOUTBUS_TRACE", "otlp")
     with pytest.raises(SettingsError, match="did you mean ROLLOUTBUS_TRACES"):
+        RolloutClient(settings)
+    monkeypatch.delenv("ROLLOUTBUS_TRACE")
+    monkeypatch.setenv("ROLLOUTBUS_LOG", "yaml")
+    with pytest.raises(SettingsError, match="'yaml'; it can be text or json"):
+        RolloutClient(settings)
+    monkeypatch.delenv("ROLLOUTBUS_LOG")
+    monkeypatch.setenv("ROLLOUTBUS_LOGS", "json")
+    with pytest.raises(SettingsError, match="did you mean ROLLOUTBUS_LOG"):
         RolloutClient(settings)
 
 

@@ -200,10 +200,13 @@ class SimClient(SimPeer):
 
     def submit(self, rid: str, deadline_s: float = 10, **place: Any) -> None:  # noqa: ANN401 - fields of Placement
         """Submit one request under a rid, again maybe."""
+        self.submit_all([rid], deadline_s, **place)
+
+    def submit_all(self, rids: list[str], deadline_s: float = 10, **place: Any) -> None:  # noqa: ANN401 - fields of Placement
+        """Submit like requests in one frame."""
         where = msgspec.structs.replace(Placement("default", cost=10), **place)
-        self.say(
-            Entry("generate", rid, deadline_ms=int(deadline_s * 1000), place=where, body=NO_BODY)
-        )
+        left_ms = int(deadline_s * 1000)
+        self.say(*[Entry("generate", rid, deadline_ms=left_ms, place=where) for rid in rids])
 
     def next_rid(self) -> str:
         """A rid never used before."""

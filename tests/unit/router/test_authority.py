@@ -28,8 +28,8 @@ WORKER_KEY = "ee" * 32
 SAID_BY_ROUTERS_STORES_AND_HOSTS = {
     "abort_update", "chunk", "commit_update", "delta", "deltas", "dismissed", "engine_beat",
     "engine_failed", "engine_ready", "extras", "fenced", "idle", "intent", "lease", "lost",
-    "manifest", "members", "prepare_update", "queued", "record_commit", "session_moved",
-    "update_progress", "welcome",
+    "manifest", "members", "policy_aborted", "prepare_update", "queued", "record_commit",
+    "session_moved", "update_progress", "welcome",
 }  # fmt: skip
 SAID_TO_BULK_SOCKETS = {"pull_chunk", "pull_delta", "pull_manifest", "push_chunk"}
 
@@ -134,6 +134,7 @@ def test_client_roles_generate(bus: Bus, role: str) -> None:
         ("subscriber", "abort"),
         ("subscriber", "server_info"),
         ("client", "pause"),
+        ("client", "abort_policy"),
         ("client", "publish_version"),
         ("client", "shutdown"),
         ("client", "record_commit"),

@@ -127,6 +127,7 @@ def _asked(chance: Random, client: SimClient) -> list[Entry]:
             "session": chance.choice(["", "", "", *SESSIONS]),
             "outlives_client": chance.random() < 0.1,
             "resend": chance.random() < 0.1,
+            "worker": chance.choice(["", "", "", "", "", "w0", "w1", "w9"]),
             "priority": chance.choice([0] * 9 + [5, 101]),
         }
         place = Placement("default", cost=chance.choice([10, 10, 80, 0]), **asked)

@@ -20,8 +20,9 @@ from rolloutbus.trainer_adapter.client.client import RolloutClient
 from rolloutbus.trainer_adapter.client.session import Session
 from rolloutbus.trainer_adapter.client.sync_client import SyncRolloutClient, SyncSession
 from rolloutbus.trainer_adapter.openai.client import OpenAIClient, SyncOpenAIClient
-from rolloutbus.trainer_adapter.publisher.publisher import WeightPublisher
+from rolloutbus.trainer_adapter.publisher.publisher import PublisherUpdate, WeightPublisher
 from rolloutbus.trainer_adapter.publisher.sync_publisher import (
+    SyncPublisherUpdate,
     SyncWeightPublisher,
     SyncWeightTransfer,
 )
@@ -33,10 +34,11 @@ TWINS: list[tuple[type, type[Twin[Any]], set[str]]] = [
     (RolloutClient, SyncRolloutClient, {"ref"}),
     (Session, SyncSession, set()),
     (OpenAIClient, SyncOpenAIClient, set()),
-    # Its block would have to run in two threads; `start` and `copied` do the same.
-    (WeightPublisher, SyncWeightPublisher, {"begin"}),
+    (WeightPublisher, SyncWeightPublisher, set()),
+    (PublisherUpdate, SyncPublisherUpdate, set()),
     (WeightTransferHandle, SyncWeightTransfer, set()),
 ]
+TWIN_OF = {kind: twin for kind, twin, _ in TWINS}
 CASES = [pytest.param(*each, id=each[0].__name__) for each in TWINS]
 
 
@@ -65,7 +67,8 @@ def test_a_twin_shows_the_parameters_and_says_what_they_mean(
         assert dict(shown.parameters) == dict(inspect.signature(method).parameters)
         returned = inspect.signature(method).return_annotation
         if "AsyncGenerator" in str(get_origin(returned)):
-            assert shown.return_annotation == Generator[get_args(returned)[0]]
+            (item,) = get_args(returned)[:1]
+            assert shown.return_annotation == Generator[TWIN_OF.get(item, item)]
 
 
 SCRIPT = """

@@ -19,7 +19,7 @@ from rolloutbus.bus.wire.errors import (
 from rolloutbus.bus.wire.limits import MAX_BODY_BYTES
 from rolloutbus.bus.wire.messages.control import FleetStatus, Pause, ServerFacts, Status
 from rolloutbus.bus.wire.messages.endings import Done, Queued
-from rolloutbus.bus.wire.messages.generation import Abort, Generate, SamplingParams
+from rolloutbus.bus.wire.messages.generation import Abort, Generate, PolicyAborted, SamplingParams
 from rolloutbus.bus.wire.messages.membership import Dismissed, Lease, Member, Members
 from rolloutbus.trainer_adapter.client.core.effects import PolicyUnserved, Stopped
 from rolloutbus.trainer_adapter.client.core.requests import Ask
@@ -74,6 +74,27 @@ def test_a_request_that_no_frame_can_hold_is_refused_and_never_sent(bench: Bench
     assert (error.code, error.outcome, error.field) == ("bad_request", "not_started", "prompt")
     assert bench.core.n_open == 0
     assert bench.take("generate") == []
+
+
+def test_a_policy_that_somebody_aborted_ends_here_as_if_its_caller_had(bench: Bench) -> None:
+    running, waiting = bench.generate(), bench.generate()
+    bench.accept(running, (1, 1))
+    bench.say("cancelled", rid=waiting)
+    body = Generate(ints(1), SamplingParams(max_new_tokens=8))
+    judge, effects = bench.core.submit(
+        Ask("generate", body, place=Placement("judge")), 60.0, bench.clock.now()
+    )
+    bench.apply(effects)
+
+    bench.say("policy_aborted", PolicyAborted("default"))
+    assert [body.rids for body in bench.bodies("abort", Abort)] == [[running]]
+    bench.finish(running, (1, 1), generated(7, 8), kind="cancelled")
+
+    outcome = bench.outcomes[running]
+    assert isinstance(outcome, RolloutCancelled)
+    assert outcome.partial.tokens.tolist() == [7, 8]
+    assert isinstance(bench.outcomes[waiting], RolloutCancelled)
+    assert judge not in bench.outcomes
 
 
 def test_rids_differ_between_processes_and_follow_the_protocol(bench: Bench) -> None:

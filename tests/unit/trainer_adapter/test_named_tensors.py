@@ -35,6 +35,37 @@ def test_views_of_one_storage_that_differ_are_all_published() -> None:
     assert [name for name, _ in named_tensors(pairs)] == ["whole", "turned", "half", "empty"]
 
 
+@pytest.mark.parametrize(
+    ("given", "published"),
+    [
+        ("module.lm_head.weight", "lm_head.weight"),
+        ("module.module.lm_head.weight", "lm_head.weight"),
+        ("_orig_mod.module.lm_head.weight", "lm_head.weight"),
+        ("model.layers.0._orig_mod.mlp.weight", "model.layers.0.mlp.weight"),
+        (
+            "_fsdp_wrapped_module.model._fsdp_wrapped_module._checkpoint_wrapped_module.w",
+            "model.w",
+        ),
+        ("model.module.weight", "model.module.weight"),
+        ("module", "module"),
+    ],
+)
+def test_names_lose_what_wrappers_put_into_them(given: str, published: str) -> None:
+    tensors = {given: torch.zeros(2)}
+    assert [name for name, _ in named_tensors(tensors)] == [published]
+    assert [name for name, _ in named_tensors(tensors, lambda name: name)] == [given]
+
+
+def test_a_module_in_a_wrapper_is_published_under_its_own_names() -> None:
+    wrapped = torch.nn.DataParallel(Tied())
+    assert [name for name, _ in named_tensors(wrapped)] == ["embed.weight"]
+
+
+def test_names_that_only_wrappers_told_apart_are_refused() -> None:
+    with pytest.raises(SettingsError, match=r"two different tensors have the name 'w'"):
+        named_tensors({"module.w": torch.zeros(2), "w": torch.zeros(2)})
+
+
 def test_what_cannot_be_published_is_named() -> None:
     with pytest.raises(SettingsError, match="'z'"):
         named_tensors({"z": torch.zeros(2, dtype=torch.complex128)})

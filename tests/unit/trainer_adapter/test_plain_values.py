@@ -21,7 +21,7 @@ from rolloutbus import (
 )
 from rolloutbus.bus.wire.errors import ActorStopped, BusError, Refused, SettingsError
 from rolloutbus.bus.wire.messages.generation import Generate, Grammar, Media, SamplingParams, Want
-from rolloutbus.trainer_adapter.client.asks import ask_of, group_asks
+from rolloutbus.trainer_adapter.client.asks import ask_of, batch_prompts
 from rolloutbus.trainer_adapter.publisher.publisher import source_of
 
 ADDRESS = "tcp://127.0.0.1:1"
@@ -64,9 +64,40 @@ def sampling_in(given: object) -> SamplingParams:
         (lambda: client().generate([1], {"max_tokens": 3}), Refused, "max_new_tokens"),
         (lambda: client().generate([1], wrong(None)), Refused, "SamplingParams or a dict"),
         (
-            lambda: client().generate_batch([[1]], SamplingParams(), session=wrong(["a"])),
+            lambda: client().generate_batch([[1]], SamplingParams(), session=["a", "b"]),
             Refused,
-            "once for each prompt",
+            "2 values for 1 prompts: give one for all, or one for each (field session)",
+        ),
+        (
+            lambda: client().generate_batch([[1], [2]], [SamplingParams()]),
+            Refused,
+            "1 values for 2 prompts: give one for all, or one for each (field sampling)",
+        ),
+        (
+            lambda: client().generate_batch([[1], [2]], {}, seed=[1, 2, 3]),
+            Refused,
+            "3 values for 2 prompts: give one for all, or one for each (field seed)",
+        ),
+        (
+            lambda: client().generate_batch([[1]], {}, seed=cast("list[int]", [0.5])),
+            Refused,
+            "not 0.5",
+        ),
+        (lambda: client().generate_batch([[1]], {}, seed=1 << 63), Refused, "int64 (field seed)"),
+        (
+            lambda: client().generate_batch([[1]], {"sampling_seed": 1}, seed=2),
+            Refused,
+            "in one of the two",
+        ),
+        (
+            lambda: wrong(client()).generate_batch([[1]], {}, on_error="ignore"),
+            Refused,
+            "raise or return",
+        ),
+        (
+            lambda: client().generate([1], SamplingParams(), session=wrong(["a"])),
+            Refused,
+            "`generate_batch` takes one for each prompt",
         ),
         (lambda: client().generate([1], {}, deadline_s=1e308), Refused, "more than 1e+12"),
         (lambda: client().generate_batch([[1]], {}, n=1 << 80), Refused, "fewer at once"),
@@ -90,7 +121,7 @@ def sampling_in(given: object) -> SamplingParams:
             SettingsError,
             "'w' is on the meta device",
         ),
-        (lambda: client().sleep(wrong(None)), Refused, "weights, kv_cache or cuda_graph"),
+        (lambda: client().sleep(wrong(["disk"])), Refused, "weights, kv_cache or cuda_graph"),
         (lambda: client().sleep(wrong("weights")), Refused, "a list of weights"),
         (lambda: sync_client().generate([1], {}, deadline_s=wrong("3")), Refused, "a number"),
         (
@@ -126,7 +157,8 @@ async def test_a_plain_mistake_is_told_in_a_sentence(
 def test_a_dict_is_as_good_as_a_sampling() -> None:
     given = {"max_new_tokens": 3, "temperature": 0.5}
     assert sampling_in(given) == SamplingParams(max_new_tokens=3, temperature=0.5)
-    asks = group_asks([[1]], {**given, "sampling_seed": 7}, 2)
+    (prompt,) = batch_prompts([[1]], {**given, "sampling_seed": 7}, 2)
+    asks = prompt.asks(2)
     assert [cast("Generate", each.body).sampling.sampling_seed for each in asks] == [7, 8]
 
 

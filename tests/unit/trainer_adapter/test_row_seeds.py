@@ -1,16 +1,21 @@
 """Seeds of a batch: no two rows draw the same, and the same batch again draws the same."""
 
+from collections.abc import Iterable
 from typing import cast
 
 import pytest
 
 from rolloutbus.bus.wire.errors import Refused
 from rolloutbus.bus.wire.messages.generation import Generate, SamplingParams
-from rolloutbus.trainer_adapter.client.asks import group_asks, row_seed
+from rolloutbus.trainer_adapter.client.asks import BatchPrompt, batch_prompts, row_seed
 
 
 def _seeds(prompts: list[list[int]], n: int, seed: int | None) -> list[int | None]:
-    asks = group_asks(prompts, SamplingParams(sampling_seed=seed), n)
+    return _drawn_with(batch_prompts(prompts, SamplingParams(sampling_seed=seed), n), n)
+
+
+def _drawn_with(batch: Iterable[BatchPrompt], n: int) -> list[int | None]:
+    asks = [ask for prompt in batch for ask in prompt.asks(n)]
     return [cast("Generate", ask.body).sampling.sampling_seed for ask in asks]
 
 
@@ -39,7 +44,27 @@ def test_seed_that_is_none_is_not_made_one() -> None:
     assert _seeds([[1], [2]], 1, 1 << 63) == [1 << 63] * 2, "its worker refuses it by name"
 
 
+def test_a_seed_of_the_call_is_counted_as_one_of_the_sampling() -> None:
+    assert _drawn_with(batch_prompts([[1], [2]], SamplingParams(), 2, 40), 2) == [40, 41, 42, 43]
+
+
+def test_prompts_with_seeds_of_their_own_count_from_them() -> None:
+    batch = batch_prompts([[1], [2]], SamplingParams(), 2, [7, 100])
+    assert _drawn_with(batch, 2) == [7, 8, 100, 101]
+    own = [SamplingParams(sampling_seed=7), {"sampling_seed": 100}]
+    assert _drawn_with(batch_prompts([[1], [2]], own, 2), 2) == [7, 8, 100, 101]
+
+
+def test_each_prompt_has_its_own_sampling_and_session() -> None:
+    samplings = [SamplingParams(max_new_tokens=3), SamplingParams(max_new_tokens=5)]
+    batch = batch_prompts([[1], [2]], samplings, 2, session=["a", ""])
+    asks = [ask for prompt in batch for ask in prompt.asks(2)]
+    bodies = [cast("Generate", ask.body) for ask in asks]
+    assert [body.sampling.max_new_tokens for body in bodies] == [3, 3, 5, 5]
+    assert [ask.place.session for ask in asks if ask.place] == ["a", "a", "", ""]
+
+
 def test_a_batch_of_token_ids_says_what_a_batch_is() -> None:
     with pytest.raises(Refused, match=r"such as \[\[1, 2\], \[3\]\]; this is a list of") as caught:
-        list(group_asks(cast("list[list[int]]", [1, 2]), SamplingParams(), 1))
+        list(batch_prompts(cast("list[list[int]]", [1, 2]), SamplingParams(), 1))
     assert caught.value.field == "prompts"

@@ -19,7 +19,7 @@ from rolloutbus.bus.wire.errors import (
     RemoteProtocolError,
 )
 from rolloutbus.bus.wire.messages.endings import Accepted, Lost, Outcome, Queued
-from rolloutbus.bus.wire.messages.generation import SessionMoved
+from rolloutbus.bus.wire.messages.generation import PolicyAborted, SessionMoved
 from rolloutbus.bus.wire.messages.membership import Dismissed, Lease, Member, Members, Welcome
 from rolloutbus.bus.wire.messages.weights import UpdateProgress
 from rolloutbus.trainer_adapter.client.core.effects import (
@@ -232,6 +232,8 @@ class ClientCore:
                 self._link.answered(unpack_as(Lease, entry))
             case "update_progress":
                 self._progressed(entry.rid, unpack_as(UpdateProgress, entry))
+            case "policy_aborted":
+                self._book.abort_policy(unpack_as(PolicyAborted, entry).policy, now)
             case "session_moved":
                 self._sessions.moved(unpack_as(SessionMoved, entry))
             case "welcome":

@@ -105,4 +105,4 @@ def names_version(ask: Ask) -> bool:
     if ask.kind == "restore_version":
         return True
     kind, _, number = ("any" if ask.place is None else ask.place.versions).partition(":")
-    return kind == "max-staleness" or (kind in ("min", "exact") and number != "0")
+    return kind in ("min-tag", "max-staleness") or (kind in ("min", "exact") and number != "0")

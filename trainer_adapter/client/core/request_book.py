@@ -200,6 +200,11 @@ class RequestBook:
             self._send_abort(told, now)
         return n_aborted
 
+    def abort_policy(self, policy: str, now: float) -> None:
+        """Somebody who may has stopped this policy's generates, those of every client."""
+        places = ((rid, request.ask.place) for rid, request in self.open.items())
+        self.abort([rid for rid, place in places if place and place.policy == policy], now)
+
     def unknown(self, rids: Iterable[str]) -> list[str]:
         """Returns the rids that are neither open nor among the lately ended ones."""
         return [rid for rid in rids if rid not in self.open and rid not in self._ended]

@@ -1,0 +1,64 @@
+"""A fleet in a plain `with`: its `async with` runs on a loop in a thread of its own."""
+
+import asyncio
+import concurrent.futures
+import logging
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
+from typing import Any
+
+from rolloutbus.trainer_adapter.client.blocking import LoopThread
+
+_log = logging.getLogger(__name__)
+
+
+class PlainBlock:
+    """Enters an async context manager for a program without `asyncio`, and leaves it again."""
+
+    def __init__(self, entered: AbstractAsyncContextManager[Any], name: str) -> None:
+        self._manager = entered
+        self._loop = LoopThread(name)
+        self._is_entered: concurrent.futures.Future[None] = concurrent.futures.Future()
+        self._block: concurrent.futures.Future[None] | None = None
+        self._leave: Callable[[], None] = lambda: None
+
+    def enter(self) -> None:
+        """Returns when the block has begun; raises what its beginning raises."""
+        self._loop.start()
+        self._block = block = self._loop.submit(self._run())
+        try:
+            concurrent.futures.wait(
+                (self._is_entered, block), return_when=concurrent.futures.FIRST_COMPLETED
+            )
+        except BaseException:  # an interrupt
+            self.leave()
+            raise
+        if not self._is_entered.done():
+            self.leave()
+        block.add_done_callback(self._ended)
+
+    def leave(self) -> None:
+        """Ends the block; raises what it ended with, if that was before."""
+        block, self._block = self._block, None
+        if block is None:
+            return
+        try:
+            self._loop.call(self._leave)
+            if not self._is_entered.done():
+                block.cancel()
+            block.result()
+        finally:
+            self._loop.stop()
+
+    async def _run(self) -> None:
+        leaving = asyncio.Event()
+        self._leave = leaving.set
+        async with self._manager:
+            self._is_entered.set_result(None)
+            await leaving.wait()
+
+    def _ended(self, block: "concurrent.futures.Future[None]") -> None:
+        """Tells at once of a block that ended by itself; its own program may be waiting."""
+        error = None if block.cancelled() else block.exception()
+        if error is not None and self._block is not None:
+            _log.error("%s; leaving the `with` block raises it", error)

@@ -1,0 +1,165 @@
+"""Versions that are put tensor by tensor: what the store gets, and what is refused."""
+
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+import torch
+
+from rolloutbus.bus.wire.errors import LocalProtocolError, Refused
+from rolloutbus.trainer_adapter.publisher.publisher import PublisherUpdate, WeightPublisher
+from rolloutbus.trainer_adapter.publisher.tensor_source import Layout
+from rolloutbus.trainer_adapter.publisher.weight_writer import WeightWriter
+from tests.integration.live_fleet import DEADLINE_S
+from tests.integration.store_harness import store_harness
+from tests.integration.test_publishing import Weights, digests_kept, digests_of, weights
+
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(240)]
+
+
+def layout_of(tensors: Weights, prefix: str = "") -> Layout:
+    return [(prefix + name, each.dtype, tuple(each.shape)) for name, each in tensors.items()]
+
+
+@pytest.mark.parametrize("push", ["shm", "tcp"])
+async def test_tensors_are_what_they_were_when_they_were_put_in_any_order(
+    tmp_path: Path, seed: int, push: str
+) -> None:
+    model, buffer = weights(seed), torch.empty(64, 32)
+    async with store_harness(tmp_path) as harness:
+        publisher = WeightPublisher(harness, writer=WeightWriter(may_map=push == "shm"))
+        async with publisher.begin(layout=layout_of(model), deadline_s=DEADLINE_S) as update:
+            for name in reversed(model):
+                buffer.copy_(model[name])
+                await update.put(name, buffer)
+                buffer.fill_(torch.nan)  # used again, as a gather does
+            assert update.published is None
+        assert update.published is not None
+        assert await digests_kept(harness, update.published.version) == digests_of(model)
+
+
+async def test_tensors_are_cast_renamed_left_out_and_stripped_of_wrappers(
+    tmp_path: Path, seed: int
+) -> None:
+    model = weights(seed)
+    wrapped = "module._orig_mod."
+    layout = [(wrapped + name, torch.bfloat16, tuple(each.shape)) for name, each in model.items()]
+    as_bfloat16 = {name: each.bfloat16() for name, each in model.items()}
+
+    def renamed(name: str) -> str | None:
+        return None if name.endswith("w0") else f"model.{name.removeprefix(wrapped)}"
+
+    async with store_harness(tmp_path) as harness:
+        async with WeightPublisher(harness).begin(layout=layout, deadline_s=DEADLINE_S) as update:
+            for name, each in model.items():
+                await update.put(wrapped + name, each)
+        assert update.published is not None
+        assert await digests_kept(harness, update.published.version) == digests_of(as_bfloat16)
+        publisher = WeightPublisher(harness, rename=renamed)
+        async with publisher.begin(layout=layout, deadline_s=DEADLINE_S) as second:
+            for name, each in model.items():
+                await second.put(wrapped + name, each)
+            version = await second.seal()
+        assert [*await digests_kept(harness, version)] == ["model.w1", "model.w2", "model.w3"]
+
+
+Put = Callable[[PublisherUpdate, Weights], Awaitable[None]]
+
+
+async def _all_but_one(update: PublisherUpdate, model: Weights) -> None:
+    for name in ("w0", "w1", "w2"):
+        await update.put(name, model[name])
+
+
+async def _one_twice(update: PublisherUpdate, model: Weights) -> None:
+    await update.put("w3", model["w3"])
+    await update.put("w3", model["w3"])
+
+
+async def _one_infinite(update: PublisherUpdate, model: Weights) -> None:
+    await _all_but_one(update, model)
+    await update.put("w3", model["w3"] / 0)
+
+
+async def _another_shape(update: PublisherUpdate, _: Weights) -> None:
+    await update.put("w3", torch.zeros(2, 3))
+
+
+async def _no_floats(update: PublisherUpdate, _: Weights) -> None:
+    await update.put("w3", torch.zeros(64, 32, dtype=torch.int64))
+
+
+async def _another_name(update: PublisherUpdate, model: Weights) -> None:
+    await update.put("w9", model["w3"])
+
+
+@pytest.mark.parametrize(
+    ("do", "field", "told"),
+    [
+        (_all_but_one, "layout.w3", "it was not put"),
+        (_one_twice, "layout.w3", "'w3' was put before"),
+        (_one_infinite, "tensors.w3", "infinity or NaN"),
+        (
+            _another_shape,
+            "layout.w3",
+            "'w3' was put as torch.float32 [2, 3], not torch.float32 [64, 32]",
+        ),
+        (_no_floats, "layout.w3", "not torch.float32"),
+        (_another_name, "layout.w9", "no tensor 'w9'"),
+    ],
+)
+async def test_what_is_not_as_announced_is_refused_and_nothing_is_published(
+    tmp_path: Path, seed: int, do: Put, field: str, told: str
+) -> None:
+    model = weights(seed)
+    async with store_harness(tmp_path) as harness:
+        publisher = WeightPublisher(harness)
+
+        async def publish() -> None:
+            async with publisher.begin(layout=layout_of(model), deadline_s=DEADLINE_S) as update:
+                await do(update, model)
+
+        with pytest.raises(Refused) as caught:
+            await publish()
+        assert caught.value.field == field
+        assert told in str(caught.value)
+        assert harness.updates.published == []
+        await publisher.publish(model, deadline_s=DEADLINE_S)  # the next one is not held up
+
+
+async def test_a_put_without_a_layout_says_what_is_missing(tmp_path: Path, seed: int) -> None:
+    model = weights(seed)
+    async with store_harness(tmp_path) as harness:
+        publisher = WeightPublisher(harness)
+        async with publisher.begin(deadline_s=DEADLINE_S) as update:
+            with pytest.raises(Refused, match=r"begin\(layout=\[\(name, dtype, shape\)"):
+                await update.put("w0", model["w0"])
+            await update.put_all(model)
+        async with publisher.begin(layout=layout_of(model), deadline_s=DEADLINE_S) as second:
+            with pytest.raises(LocalProtocolError, match="one put_all, or by `put`"):
+                await second.put_all(model)
+            for name, each in model.items():
+                await second.put(name, each)
+            await second.seal()
+            with pytest.raises(LocalProtocolError, match="sealed"):
+                await second.put("w0", model["w0"])
+
+
+async def test_no_tensor_is_held_while_the_next_one_is_made(tmp_path: Path) -> None:
+    alive = 0
+
+    class Counted(torch.Tensor):
+        def __del__(self) -> None:
+            nonlocal alive
+            alive -= 1
+
+    shape = (256, 256)
+    layout = [(f"w{n}", torch.float32, shape) for n in range(8)]
+    async with store_harness(tmp_path) as harness:
+        async with WeightPublisher(harness).begin(layout=layout, deadline_s=DEADLINE_S) as update:
+            for name, _, _ in layout:
+                alive += 1
+                await update.put(name, cast("Any", torch.ones(shape)).as_subclass(Counted))
+                assert alive <= 1
+        assert update.published is not None

@@ -1,0 +1,51 @@
+"""A reward model on a fleet of its own: scores are those of the judge; the policy learns them."""
+
+# pyright: reportUnknownMemberType=false
+# torch's stubs leave parameters untyped.
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import rolloutbus
+from rolloutbus import Rollout
+from rolloutbus.examples.grpo import Learner, LearnerOptions
+from rolloutbus.examples.reward_model import BAD, GOOD, PROMPTS, VOWELS, scored, train, train_judge
+from rolloutbus.examples.tiny_model import build_tiny_model, load_tiny_model
+
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(240)]
+
+N_STEPS = 8
+TOLERANCE = 1e-4
+
+
+def vowels_in(group: list[Rollout]) -> float:
+    """Their share, which raters like and the policy is never told."""
+    return VOWELS[np.stack([each.tokens for each in group])].float().mean().item()
+
+
+async def test_the_policy_learns_what_the_judge_reads(tmp_path: Path) -> None:
+    torch.set_num_threads(1)
+    own, judges = tmp_path / "policy", tmp_path / "judge"
+    build_tiny_model(own, seed=0)
+    train_judge(judges)
+    async with (
+        rolloutbus.up(model=own, workers=2, engine_options={"threads": 1}) as fleet,
+        rolloutbus.up(model=judges, workers=1, store=False) as readers,
+        rolloutbus.connect(fleet.address) as policy,
+        rolloutbus.connect(readers.address) as judge,
+    ):
+        before, rewards = await scored(policy, judge, PROMPTS[0])
+        learner = Learner(load_tiny_model(own), LearnerOptions(steps=N_STEPS))
+        curve = await train(policy, judge, learner, N_STEPS)
+        after, _ = await scored(policy, judge, PROMPTS[0])
+
+    assert {each.version_runs[0][0] for each in after} == {N_STEPS}
+    assert curve[-1] > curve[0] + 0.2
+    assert vowels_in(after) > vowels_in(before) + 0.2
+    rows = torch.tensor([[*PROMPTS[0], *each.tokens.tolist()] for each in before])
+    with torch.no_grad():
+        said = load_tiny_model(judges)(input_ids=rows).logits[:, -1, [GOOD, BAD]].softmax(-1)
+    torch.testing.assert_close(rewards, said[:, 0], rtol=0, atol=TOLERANCE)
