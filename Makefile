@@ -20,7 +20,7 @@ SGLANG_NEEDS := tests/sglang/requirements-$(SGLANG).txt
 PEERS_VENV := .venv-peers
 ADAPTERS := areal skyrl-0.3 trl
 # Suites that take longer than a minute.
-ADAPTERS_NIGHTLY := skyrl-0.2 verl
+ADAPTERS_NIGHTLY := art skyrl-0.2 verl
 PEERS_NEEDS := tests/peers/requirements.txt tests/peers/requirements-alone.txt
 UNIT := $(wildcard tests/unit tests/stateful tests/conformance tests/architecture tests/fuzz)
 
@@ -69,7 +69,7 @@ $(PEERS_VENV)/.installed: $(PEERS_NEEDS)
 # to be installed alone, because its dependencies are others than those here.
 .PRECIOUS: .venv-%/.installed
 .venv-%/.installed: tests/adapters/%/requirements.txt $(STAMP)
-	$(call make_venv,.venv-$*,0.2 to 0.5 GB)
+	$(call make_venv,.venv-$*,up to 0.6 GB)
 	@cd .venv-$*/lib/python3*/site-packages && \
 		echo "import site; site.addsitedir('$$(echo $(abspath $(VENV))/lib/python3*/site-packages)')" >beside.pth
 	@.venv-$*/bin/$(PIP_INSTALL) --requirement $<

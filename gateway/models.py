@@ -7,6 +7,7 @@ from rolloutbus.bus.wire.errors import Refused
 from rolloutbus.bus.wire.messages.control import ServerFacts
 from rolloutbus.bus.wire.messages.endings import Problem, bad_request
 from rolloutbus.bus.wire.near_names import nearest
+from rolloutbus.bus.wire.validation import adapter_of
 from rolloutbus.trainer_adapter.client.asks import GenerateOptions
 from rolloutbus.trainer_adapter.client.client import RolloutClient
 
@@ -14,21 +15,44 @@ DEFAULT_POLICY = "default"
 _FORM = re.compile(r"(?P<name>[^@:]*)(@(?P<version>[0-9]{1,19}))?(:(?P<adapter>.+))?")
 
 
-class AdapterNames:
-    """Adapters that were seen loaded; workers refuse a request for one that is gone."""
+class ModelNames:
+    """What requests may call a model here: the served names, policies, and loaded adapters."""
 
-    def __init__(self, client: RolloutClient) -> None:
+    def __init__(self, client: RolloutClient, served: Collection[str]) -> None:
         self._client = client
-        self._seen: set[str] = set()
+        self._served = served
+        self._adapters: set[str] = set()
+        """That were seen loaded; workers refuse a request for one that is gone."""
 
-    async def has(self, name: str) -> bool:
+    async def options(self, model: str) -> GenerateOptions:
+        """What the name of a model asks for.
+
+        An adapter is found by `NAME` and `NAME@VERSION`, and by `NAME@N` if it is called `NAME-N`:
+        trainers name one for each step so, and no adapter here has an @ in its name.
+
+        Raises:
+            Refused: as `options_of_model`.
+        """
+        policies = {each.policy for each in self._client.connection.members}
+        try:
+            return options_of_model(model, self._served, policies)
+        except Refused as error:
+            if error.code != "unknown_model":
+                raise
+            for lora in (model, model.replace("@", "-")):
+                named = adapter_of(lora)
+                if named is not None and await self._has(named[0]):
+                    return {"lora": lora}
+            raise
+
+    async def _has(self, adapter: str) -> bool:
         """Whether some worker had it loaded, now or lately; asks the fleet if it was never seen."""
-        if name not in self._seen:
+        if adapter not in self._adapters:
             facts = await self._client.server_info(check=False)
             for each in facts.by_worker.values():
                 if isinstance(each, ServerFacts):
-                    self._seen |= each.adapters.keys()
-        return name in self._seen
+                    self._adapters |= each.adapters.keys()
+        return adapter in self._adapters
 
 
 def options_of_model(

@@ -10,7 +10,7 @@ from rolloutbus.bus.wire.errors import Refused
 from rolloutbus.bus.wire.messages.endings import Problem, bad_request
 from rolloutbus.gateway.exchange import EventStream, Json, as_json, body_of, while_connected
 from rolloutbus.gateway.headers import version_headers, with_headers
-from rolloutbus.gateway.models import DEFAULT_POLICY, options_of_model
+from rolloutbus.gateway.models import DEFAULT_POLICY, ModelNames
 from rolloutbus.gateway.problems import openai_error
 from rolloutbus.gateway.settings import GatewaySettings
 from rolloutbus.trainer_adapter.client.asks import GenerateOptions
@@ -35,6 +35,7 @@ class OpenAIApi:
     ) -> None:
         self._client = client
         self._settings = settings
+        self._names = ModelNames(client, settings.served_names)
         self._openai = (
             OpenAIClient(
                 client,
@@ -58,6 +59,7 @@ class OpenAIApi:
         """`POST /v1/chat/completions`: a chat completion, whole or as server-sent events."""
         openai = self._with_tokenizer()
         body, options = await self._asked(request)
+        body = {**self._settings.chat_defaults, **body}
         if body.get("stream"):
             return await self._stream(request, openai.chat_completion_stream(body, **options))
         return await _whole(request, openai.chat_completion(body, **options))
@@ -90,7 +92,7 @@ class OpenAIApi:
         for card in cards:
             if card["id"] == model:
                 return as_json(card)
-        options_of_model(model, self._settings.served_names, [card["id"] for card in cards])
+        await self._names.options(model)
         return as_json({**cards[0], "id": model})
 
     async def _cards(self) -> list[Json]:
@@ -120,8 +122,7 @@ class OpenAIApi:
         model = body.get("model") or ""
         if not isinstance(model, str):
             raise Refused(bad_request("model", "the name of a model is a text"))
-        policies = {each.policy for each in self._client.connection.members}
-        options = options_of_model(model, self._settings.served_names, policies)
+        options = await self._names.options(model)
         for option, field in FIELD_OF_OPTION.items():
             if option in options and body.get(field) is not None:
                 message = f"model {model[:64]!r} and {field} both choose; leave one out"

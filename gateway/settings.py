@@ -1,9 +1,12 @@
 """What a gateway is told."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import msgspec
+
+from rolloutbus.bus.wire.near_names import nearest
+from rolloutbus.trainer_adapter.openai.bodies import ChatBody
 
 MIB = 1024 * 1024
 
@@ -36,6 +39,8 @@ class GatewaySettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
     """How it writes reasoning; empty: the same."""
     default_max_tokens: Annotated[int, msgspec.Meta(ge=1)] = 1024
     """For bodies of OpenAI's endpoints that do not say it."""
+    chat_defaults: dict[str, Any] = msgspec.field(default_factory=dict[str, Any])
+    """Fields of every chat that does not say them, e.g. `{"logprobs": true}`."""
     max_body_bytes: Annotated[int, msgspec.Meta(ge=1024)] = 64 * MIB
     """Of a request."""
     weights_root: str = ""
@@ -46,6 +51,13 @@ class GatewaySettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
     """A reader that takes nothing for so long is cut off, and its request aborted."""
     exit_with_parent: bool = False
     """End when the process that started it ends."""
+
+    def __post_init__(self) -> None:
+        for name in self.chat_defaults:
+            if name not in ChatBody.__struct_fields__:
+                near = nearest(name, ChatBody.__struct_fields__)
+                hint = f"; did you mean {near}?" if near else ""
+                raise ValueError(f"chat_defaults: {name[:64]!r} is no field of a chat{hint}")
 
     @property
     def served_names(self) -> list[str]:

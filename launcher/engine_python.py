@@ -1,4 +1,4 @@
-"""The Python interpreter of workers and engines, which may belong to another environment.
+"""The Python interpreter of workers, engines and gateway: perhaps of another environment.
 
 SGLang pins versions of its packages that a client or a trainer may not want. What both sides share
 is the wire, so their environments need to agree on rolloutbus alone.
@@ -61,7 +61,7 @@ def check_python(python: str, packages: Sequence[str], environment: Mapping[str,
 
     Args:
         python: as `find_python` gives it.
-        packages: that the engine needs.
+        packages: that engine and gateway need.
         environment: of the processes.
 
     Raises:
@@ -77,7 +77,7 @@ def check_python(python: str, packages: Sequence[str], environment: Mapping[str,
         )
     if report.missing:
         raise SettingsError(
-            f"python: the engine needs {', '.join(report.missing)}, which {python} does not have"
+            f"python: the fleet needs {', '.join(report.missing)}, which {python} does not have"
         )
 
 

@@ -108,7 +108,7 @@ class Fleet:
             DeadlineExceeded: a worker was not ready in time.
         """
         if self._settings.python:
-            python, packages = os.fspath(self._settings.python), packages_of(self._settings.engine)
+            python, packages = os.fspath(self._settings.python), packages_of(self._settings)
             await asyncio.to_thread(check_python, python, packages, environment())
         async with AsyncExitStack() as stack:
             given = self._settings.run_dir

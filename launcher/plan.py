@@ -29,7 +29,12 @@ from rolloutbus.engine_worker.settings import WorkerSettings
 from rolloutbus.gateway.settings import GatewaySettings
 from rolloutbus.launcher.journaled_router import JournaledRouterSettings
 from rolloutbus.launcher.run_dir import RunDirectory
-from rolloutbus.launcher.settings import FleetSettings, absolute_targets, engine_options
+from rolloutbus.launcher.settings import (
+    FleetSettings,
+    absolute_targets,
+    engine_options,
+    gateway_options,
+)
 from rolloutbus.router.settings import RouterSettings
 from rolloutbus.trainer_adapter.store.settings import StoreSettings
 
@@ -213,8 +218,15 @@ class FleetPlan:
             port=port,
             model_path=str(Path(model).absolute()) if model else "",
             exit_with_parent=True,
+            **gateway_options(self._settings),
         )
-        return self._spec(GATEWAY, "rolloutbus.gateway", settings, ready_timeout_s=READY_TIMEOUT_S)
+        return self._spec(
+            GATEWAY,
+            "rolloutbus.gateway",
+            settings,
+            ready_timeout_s=READY_TIMEOUT_S,
+            interpreter=self._settings.python,
+        )
 
     def worker(self, name: str, backend: str) -> ProcessSpec:
         """One worker, which joins at `backend`."""

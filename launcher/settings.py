@@ -19,6 +19,7 @@ from rolloutbus.engine_worker.engines.fake.settings import FakeSettings
 from rolloutbus.engine_worker.engines.sglang.settings import SglangSettings, named
 from rolloutbus.engine_worker.engines.transformers.settings import TransformersSettings
 from rolloutbus.engine_worker.settings import HostSettings
+from rolloutbus.gateway.settings import GatewaySettings
 from rolloutbus.launcher.engine_python import find_python
 
 EngineKind = Literal["transformers", "sglang", "fake"]
@@ -26,6 +27,11 @@ Transport = Literal["ipc", "tcp"]
 
 HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 """What a model of the Hugging Face hub is called; a path may look the same."""
+HTTP_OPTIONS = (
+    *("served_model_name", "tool_format", "reasoning_format", "default_max_tokens"),
+    *("chat_defaults", "max_body_bytes", "weights_root", "stall_s"),
+)
+"""Settings of a gateway that a fleet does not choose itself."""
 GATEWAY_PACKAGES = ("fastapi", "uvicorn", "prometheus_client")
 MAX_PORT = 65535
 _PACKAGES: Mapping[str, tuple[str, ...]] = {
@@ -62,6 +68,7 @@ class UpOptions(TypedDict, total=False):
     tap: bool
     journal: str | os.PathLike[str]
     http: int | None
+    http_options: Mapping[str, Any]
 
 
 class FleetSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -79,8 +86,8 @@ class FleetSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
     engine_options: Mapping[str, Any] = msgspec.field(default_factory=dict[str, Any])
     """See `engine_worker.engines`: TransformersSettings, SglangSettings, FakeSettings."""
     python: str | os.PathLike[str] = ""
-    """Interpreter of workers and engines, or its environment's directory; empty: this one. It needs
-    the same rolloutbus, and the packages of the engine, which may be others than ours."""
+    """Interpreter of workers, engines and the gateway, or its environment's directory; empty: this
+    one. It needs the same rolloutbus, and their packages, which may be others than ours."""
     policy: str = "default"
     """Name of the policy whose weights they serve."""
     store: bool = True
@@ -123,6 +130,8 @@ class FleetSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
     http: int | None = None
     """Port of a gateway: OpenAI's and SGLang's endpoints over HTTP; 0: a free one. None: there is
     none."""
+    http_options: Mapping[str, Any] = msgspec.field(default_factory=dict[str, Any])
+    """More settings of the gateway: GatewaySettings, those of `HTTP_OPTIONS`."""
 
     def __post_init__(self) -> None:
         _check_types(self)
@@ -139,7 +148,9 @@ class FleetSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
         if self.http is not None:
             if not 0 <= self.http <= MAX_PORT:
                 raise SettingsError(f"http: {self.http} is no port; one is from 0 to {MAX_PORT}")
-            _require_packages("http", GATEWAY_PACKAGES, "gateway")
+            if not self.python:
+                _require_packages("http", GATEWAY_PACKAGES, "gateway")
+        gateway_options(self)
         engine_options(self)
         if self.python:
             msgspec.structs.force_setattr(self, "python", find_python(self.python))
@@ -153,9 +164,10 @@ class FleetSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
             _require_model(self.engine, os.fspath(self.model), needs_files=not has_format)
 
 
-def packages_of(engine: EngineKind) -> tuple[str, ...]:
-    """Packages that an engine needs besides rolloutbus."""
-    return _PACKAGES.get(engine, ())
+def packages_of(settings: FleetSettings) -> tuple[str, ...]:
+    """Packages that engine and gateway need besides rolloutbus."""
+    gateway = () if settings.http is None else GATEWAY_PACKAGES
+    return (*_PACKAGES.get(settings.engine, ()), *gateway)
 
 
 def absolute_targets(targets: Mapping[str, str | os.PathLike[str]]) -> dict[str, str]:
@@ -165,6 +177,29 @@ def absolute_targets(targets: Mapping[str, str | os.PathLike[str]]) -> dict[str,
         name: place if "://" in place else str(Path(place).absolute())
         for name, place in places.items()
     }
+
+
+def gateway_options(settings: FleetSettings) -> dict[str, Any]:
+    """The settings that the gateway is given beyond those of every fleet's.
+
+    Raises:
+        SettingsError: one is unknown or has no valid value, or there is no gateway.
+    """
+    options = dict(settings.http_options)
+    if options and settings.http is None:
+        raise SettingsError("http_options: there is no gateway without http, its port")
+    for name in options.keys() - set(HTTP_OPTIONS):
+        meant = nearest(str(name), HTTP_OPTIONS)
+        raise SettingsError(
+            f"http_options: {str(name)[:64]!r} is no option of the gateway; "
+            + (f"did you mean {meant}? " if meant else "")
+            + f"it has {', '.join(HTTP_OPTIONS)}"
+        )
+    try:
+        msgspec.convert({"router": "", **options}, GatewaySettings)
+    except msgspec.ValidationError as error:
+        raise SettingsError(f"http_options: {error}") from error
+    return options
 
 
 def engine_options(settings: FleetSettings) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from rolloutbus.gateway.adapters import LoadBody, load_on_all
 from rolloutbus.gateway.engine_routes import MEMORY_TAGS, SLOW_S, check_fields
 from rolloutbus.gateway.exchange import Json, as_json, body_of, converted, while_connected
 from rolloutbus.gateway.headers import version_headers, with_headers
-from rolloutbus.gateway.models import AdapterNames, options_of_model
+from rolloutbus.gateway.models import ModelNames
 from rolloutbus.gateway.problems import with_field_of
 from rolloutbus.gateway.samples import sampled
 from rolloutbus.gateway.settings import GatewaySettings
@@ -27,7 +27,6 @@ from rolloutbus.gateway.skyrl.body import (
     vllm_body,
     vllm_sampling,
 )
-from rolloutbus.trainer_adapter.client.asks import GenerateOptions
 from rolloutbus.trainer_adapter.client.client import RolloutClient
 from rolloutbus.trainer_adapter.client.core.results import FleetResult
 from rolloutbus.trainer_adapter.openai.bodies import ChatBody
@@ -63,7 +62,7 @@ class SkyRLApi:
         self._client = client
         self._settings = settings
         self._tokenizer = tokenizer
-        self._adapters = AdapterNames(client)
+        self._names = ModelNames(client, settings.served_names)
         self.router = APIRouter()
         for path, answer, method in (
             ("/inference/v1/generate", self.generate, "POST"),
@@ -104,7 +103,7 @@ class SkyRLApi:
         body = vllm_body(fields)
         vllm = vllm_sampling(body.sampling_params)
         options = options_of(body, vllm, with_experts=with_experts)
-        options |= await self._model(body.model)
+        options |= await self._names.options(body.model)
         sampling = sampling_of(vllm, self._settings.default_max_tokens)
         work = sampled(self._client, [body.token_ids], sampling, vllm.n or 1, options)
         try:
@@ -113,16 +112,6 @@ class SkyRLApi:
             raise with_field_of(FIELD_OF_BUS, error) from error
         runs = [run for rollout in rollouts for run in rollout.version_runs]
         return as_json(reply_of(rollouts, body, vllm), headers=version_headers(runs))
-
-    async def _model(self, model: str) -> GenerateOptions:
-        """What the name of a model asks for; that of a loaded adapter alone chooses it, too."""
-        policies = {each.policy for each in self._client.connection.members}
-        try:
-            return options_of_model(model, self._settings.served_names, policies)
-        except Refused as error:
-            if error.code == "unknown_model" and await self._adapters.has(model):
-                return {"lora": model}
-            raise
 
     async def tokenize(self, request: Request) -> Response:
         """`POST /tokenize`: token ids of a text."""

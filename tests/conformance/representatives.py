@@ -211,7 +211,7 @@ _COMMANDS: dict[str, msgspec.Struct] = {
     "open_session": generation.OpenSession("conv-1", POLICY, 90.5, 20.25, "w0"),
     "close_session": generation.CloseSession("conv-1"),
     "status": control.Status(),
-    "reserve_version": weights.ReserveVersion(POLICY, TENSORS),
+    "reserve_version": weights.ReserveVersion(POLICY, TENSORS, VERSION),
     "seal_version": weights.SealVersion(POLICY, VERSION, [2**64 - 1, 1], [OFFER], allow_zeros=True),
     "restore_version": weights.RestoreVersion(POLICY, VERSION - 1),
     "settle_version": weights.SettleVersion(POLICY, VERSION),

@@ -93,6 +93,28 @@ async def test_openais_package_chats(user: openai.AsyncOpenAI) -> None:
     assert len(logprobs.content) == 5
 
 
+async def test_logprobs_may_tell_tokens_by_their_ids(
+    user: openai.AsyncOpenAI, reciting: tuple[Path, PreTrainedTokenizerFast]
+) -> None:
+    body = {"return_tokens_as_token_ids": True}
+    chat = await user.chat.completions.create(
+        model="tiny", messages=says("hello"), temperature=0, logprobs=True, extra_body=body
+    )
+    told = chat.choices[0].logprobs
+    assert told is not None
+    assert told.content is not None
+    wanted = [f"token_id:{token}" for token in ids_of(reciting, f"{LINES['hello']} </s>")]
+    assert [each.token for each in told.content] == wanted
+    assert bytes(told.content[0].bytes or []).decode() == "Good"
+
+    completion = await user.completions.create(
+        model="tiny", prompt="hello", temperature=0, logprobs=0, extra_body=body
+    )
+    columns = completion.choices[0].logprobs
+    assert columns is not None
+    assert columns.tokens == wanted
+
+
 async def test_openais_package_streams(user: openai.AsyncOpenAI) -> None:
     stream = await user.chat.completions.create(
         model="tiny",
@@ -478,15 +500,17 @@ async def test_without_a_tokenizer_texts_are_refused_with_the_reason(fleet: Flee
 
 
 async def test_fleet_brings_its_gateway_up_and_back(tiny_model: Path) -> None:
-    async with up(model=tiny_model, workers=1, store=False, http=0) as fleet:
+    options = {"served_model_name": "mine", "chat_defaults": {"logprobs": True}}
+    async with up(model=tiny_model, workers=1, store=False, http=0, http_options=options) as fleet:
         url = f"{fleet.http}/v1"
         async with openai.AsyncOpenAI(base_url=url, api_key="none", max_retries=20) as user:
 
             async def says_hello() -> bool:
                 answer = await user.chat.completions.create(
-                    model=tiny_model.name, messages=says("hello"), temperature=0
+                    model="mine", messages=says("hello"), temperature=0
                 )
-                return answer.choices[0].message.content == LINES["hello"]
+                [choice] = answer.choices
+                return choice.message.content == LINES["hello"] and choice.logprobs is not None
 
             assert await says_hello()
             os.kill(fleet.pids["gateway"], signal.SIGKILL)

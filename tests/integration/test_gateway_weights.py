@@ -282,6 +282,28 @@ async def test_adapter_is_loaded_on_all_workers_and_forgotten(
     assert await adapters(client) == {"w0": set(), "w1": set()}
 
 
+async def test_adapter_is_a_model_by_its_name_alone(
+    served: Gateway, client: RolloutClient, tiny_model: Path
+) -> None:
+    lora = random_lora(trained(tiny_model, 6), 3)
+    publisher = WeightPublisher(client)
+    step = await publisher.publish_lora("agent-3", lora.tensors, alpha=lora.alpha)
+    wanted = await client.generate([5, 6], GREEDY, lora="agent-3", deadline_s=DEADLINE_S)
+    sampling = {"max_tokens": 8, "temperature": 0, "ignore_eos": True}
+
+    async def sampled(model: str) -> Reply:
+        body = {"token_ids": [5, 6], "sampling_params": sampling, "model": model}
+        return await served.ask("POST", "/inference/v1/generate", body)
+
+    for name in ("agent-3", f"agent-3@{step.version}", "agent@3"):
+        assert (await sampled(name)).json["choices"][0]["token_ids"] == wanted.tokens.tolist()
+        assert (await served.ask("GET", f"/v1/models/{name}")).json["id"] == name
+    for name in ("agent@2", "agent"):
+        assert (await sampled(name)).status == 404
+        assert (await served.ask("GET", f"/v1/models/{name}")).status == 404
+    await client.unload_lora("agent-3")
+
+
 async def test_adapter_that_one_worker_cannot_load_is_kept_by_none(
     served: Gateway, fleet: Fleet, client: RolloutClient, versions: Path, tiny_model: Path
 ) -> None:

@@ -3,7 +3,6 @@
 import secrets
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
@@ -82,30 +81,42 @@ def usage_of(rollouts: Sequence[Rollout], n_prompts: int = 1) -> Json:
     }
 
 
-def chat_logprobs(rollout: Rollout, text_of: TokenText) -> Json:
-    """Logprobs of a chat choice: each token, and the likeliest if they were wanted."""
+def chat_logprobs(rollout: Rollout, text_of: TokenText, *, has_ids: bool = False) -> Json:
+    """Logprobs of a chat choice: each token, and the likeliest if they were wanted.
+
+    With `has_ids` a token is called `token_id:N`, since several may have the same text.
+    """
+
+    def entry(token: int, logprob: float) -> Json:
+        text = text_of(token)
+        name = _by_id(token) if has_ids else text
+        return {"token": name, "logprob": logprob, "bytes": list(text.encode())}
+
     told = zip(rollout.tokens.tolist(), _finite(rollout.logprobs), _likeliest(rollout), strict=True)
     content = [
         {
-            **_named(token, logprob, text_of),
-            "top_logprobs": [_named(other, value, text_of) for other, value in top],
+            **entry(token, logprob),
+            "top_logprobs": [entry(other, value) for other, value in top],
         }
         for token, logprob, top in told
     ]
     return {"content": content}
 
 
-def completion_logprobs(rollout: Rollout, text_of: TokenText, n_top: int) -> Json:
-    """Logprobs of a completion's choice, in columns."""
-    texts = [text_of(token) for token in rollout.tokens.tolist()]
+def completion_logprobs(
+    rollout: Rollout, text_of: TokenText, n_top: int, *, has_ids: bool = False
+) -> Json:
+    """Logprobs of a completion's choice, in columns; `has_ids` as of a chat's."""
+    name_of = _by_id if has_ids else text_of
+    names = [name_of(token) for token in rollout.tokens.tolist()]
     offsets: list[int] = []
     n_chars = 0
-    for text in texts:
+    for name in names:
         offsets.append(n_chars)
-        n_chars += len(text)
-    top = [{text_of(token): value for token, value in each} for each in _likeliest(rollout)]
+        n_chars += len(name)
+    top = [{name_of(token): value for token, value in each} for each in _likeliest(rollout)]
     return {
-        "tokens": texts,
+        "tokens": names,
         "token_logprobs": _finite(rollout.logprobs),
         "top_logprobs": top if n_top else None,
         "text_offset": offsets,
@@ -130,9 +141,8 @@ def _finite(logprobs: AnyArray) -> list[float]:
     return np.maximum(logprobs, NEVER).tolist()
 
 
-def _named(token: int, logprob: float, text_of: TokenText) -> dict[str, Any]:
-    text = text_of(token)
-    return {"token": text, "logprob": logprob, "bytes": list(text.encode())}
+def _by_id(token: int) -> str:
+    return f"token_id:{token}"
 
 
 NewReader = Callable[[], Reader | None]
@@ -194,7 +204,10 @@ class ChatAnswers:
 
     def end_of(self, rollout: Rollout, *, calls_tools: bool) -> Json:
         """What is known of a choice at its end."""
-        logprobs = chat_logprobs(rollout, self.texts.of_one) if self.body.logprobs else None
+        logprobs = None
+        if self.body.logprobs:
+            has_ids = bool(self.body.return_tokens_as_token_ids)
+            logprobs = chat_logprobs(rollout, self.texts.of_one, has_ids=has_ids)
         return {
             "finish_reason": finish_of(rollout.finish_reason, calls_tools=calls_tools),
             "logprobs": logprobs,
@@ -271,7 +284,8 @@ class CompletionAnswers:
         n_top = self.body.logprobs
         logprobs = None
         if n_top is not None:
-            logprobs = completion_logprobs(rollout, self.texts.of_one, n_top)
+            has_ids = bool(self.body.return_tokens_as_token_ids)
+            logprobs = completion_logprobs(rollout, self.texts.of_one, n_top, has_ids=has_ids)
         return {
             "finish_reason": rollout.finish_reason,
             "logprobs": logprobs,

@@ -108,6 +108,8 @@ class Body(msgspec.Struct, frozen=True, kw_only=True):
     skip_special_tokens: bool = True
     return_token_ids: bool | None = None
     """Of the prompt and of each choice."""
+    return_tokens_as_token_ids: bool | None = None
+    """Logprobs tell each token as `token_id:N`, where several tokens may have the same text."""
     session_id: str | None = None
     policy: str | None = None
     versions: str | None = None

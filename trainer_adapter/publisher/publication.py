@@ -383,7 +383,7 @@ class Publication:
     async def reserve(self, layout: list[Tensor]) -> Reserved:
         """Have the store give a number, and room for these tensors."""
         self.log.enter("copying", size_bytes=total_bytes(layout))
-        body = ReserveVersion(policy=self._policy.name, tensors=layout)
+        body = ReserveVersion(self._policy.name, layout, self._options.version)
         reserved = await self._take(Reserved, body)
         self.log.enter("copying", version=reserved.version)
         return reserved

@@ -44,6 +44,7 @@ class PublishOptions(RestoreOptions, total=False):
     """The options of `WeightPublisher.publish`, which explains them."""
 
     allow_zeros: bool
+    version: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,7 +52,7 @@ class UpdateOptions:
     """The same with their defaults, checked.
 
     Raises:
-        Refused: `floor`, `tag` or `deadline_s` is no valid value; `.field` names it.
+        Refused: `floor`, `version`, `tag` or `deadline_s` is no valid value; `.field` names it.
     """
 
     in_flight: InFlight = "keep"
@@ -60,6 +61,7 @@ class UpdateOptions:
     mode: UpdateMode = "staged"
     floor: int = 0
     allow_zeros: bool = False
+    version: int = 0
     tag: int | None = None
     deadline_s: float = UPDATE_DEADLINE_S
 
@@ -67,6 +69,9 @@ class UpdateOptions:
         if self.floor < 0:
             message = f"a number of workers is not below 0: {self.floor}"
             raise Refused(bad_request("floor", message))
+        if self.version < 0:
+            message = f"a version is a number above 0, or 0 for the next one: {self.version}"
+            raise Refused(bad_request("version", message))
         if self.tag is not None and not 0 <= self.tag <= MAX_VERSION:
             message = f"a tag is a number from 0 to {MAX_VERSION}, such as a step; not {self.tag}"
             raise Refused(bad_request("tag", message))

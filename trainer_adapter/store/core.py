@@ -171,9 +171,12 @@ class StoreCore:
 
     def _reserve(self, asker: Asker, ask: ReserveVersion, now: float) -> list[StoreEffect]:
         problem = problems.bad_policy(ask.policy) or check_tensors(ask.tensors)
+        last = self._table.assigned.get(ask.policy, 0)
+        if problem is None and 0 < ask.version <= last:
+            problem = problems.number_taken(ask.policy, ask.version, last)
         if problem is not None:
             return [StoreAnswer(asker, "refused", problem)]
-        stored = self._table.assign(ask.policy, ask.tensors)
+        stored = self._table.assign(ask.policy, ask.tensors, ask.version or last + 1)
         stored.used_at = now
         stored.askers.append(asker)
         return [Persist(Assigned(*stored.key)), Allocate(stored.key, stored.size_bytes)]
@@ -208,7 +211,8 @@ class StoreCore:
             mine = (each for each in self._table.pullable() if each.policy == ask.policy)
             kept = sorted(each.number for each in mine)
             return [StoreAnswer(asker, "failed", problems.not_kept(ask.policy, ask.version, kept))]
-        stored = self._table.assign(old.policy, old.tensors)
+        number = self._table.assigned[old.policy] + 1
+        stored = self._table.assign(old.policy, old.tensors, number)
         stored.on("restored")
         stored.segment = old.segment
         stored.may_hold_zeros = old.allows_zeros

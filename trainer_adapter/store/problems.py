@@ -57,6 +57,12 @@ def older(policy: str, version: int, last: int) -> Problem:
     return Problem("stale_version", message, "not_started", field="version")
 
 
+def number_taken(policy: str, version: int, last: int) -> Problem:
+    """Returns the refusal of a number that was given before, or passed over."""
+    message = f"version {last} of policy {policy!r} was begun already, and numbers only grow"
+    return Problem("stale_version", f"{message}: {version} is not above", "not_started", "version")
+
+
 def no_delta(version: int, base: int) -> Problem:
     """Returns the refusal of a delta that would be no smaller than the version."""
     message = f"version {version} is no longer than what changed since {base}, or has other tensors"

@@ -338,9 +338,8 @@ class VersionTable:
         """Reserves the number, so that this store gives it to no version."""
         self.assigned[policy] = max(number, self.assigned.get(policy, 0))
 
-    def assign(self, policy: str, tensors: list[Tensor]) -> StoredVersion:
-        """A new version with the next number."""
-        number = self.assigned.get(policy, 0) + 1
+    def assign(self, policy: str, tensors: list[Tensor], number: int) -> StoredVersion:
+        """A new version with this number, which is above all before."""
         self.assigned[policy] = number
         stored = StoredVersion(policy, number, tensors)
         self.by_key[stored.key] = stored

@@ -82,6 +82,8 @@ class ReserveVersion(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     policy: Short
     tensors: Tensors
+    version: Natural = 0
+    """The number that it is to have, above all before; 0: the next one."""
 
 
 class Reserved(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

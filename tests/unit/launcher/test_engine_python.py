@@ -38,7 +38,7 @@ def test_this_interpreter_can_run_workers() -> None:
     [
         ({"protocol": PROTOCOL_VERSION + 1}, "install the same version in both"),
         ({"version": "0.0.1"}, "has rolloutbus 0.0.1 with protocol 1, and .* install the same"),
-        ({"missing": ["sglang"]}, "the engine needs sglang, which .*other does not have"),
+        ({"missing": ["sglang"]}, "the fleet needs sglang, which .*other does not have"),
     ],
 )
 def test_another_rolloutbus_or_a_missing_package_is_refused(
@@ -49,7 +49,7 @@ def test_another_rolloutbus_or_a_missing_package_is_refused(
 
 
 def test_a_package_that_is_missing_there_is_named() -> None:
-    with pytest.raises(SettingsError, match="the engine needs no_such_package, which"):
+    with pytest.raises(SettingsError, match="the fleet needs no_such_package, which"):
         check_python(sys.executable, ["no_such_package"], environment())
 
 

@@ -38,6 +38,13 @@ from rolloutbus.launcher.settings import FleetSettings, UpOptions, absolute_targ
         ({"engine": "fake", "engine_options": {"slotz": 1}}, "did you mean slots"),
         ({"model": "Qwen/Qwen3-0.6B"}, "not in the local Hugging Face cache: download it first"),
         ({"engine": "fake", "address": "tcp://10.0.0.1:7777"}, "beyond this machine"),
+        ({"engine": "fake", "http_options": {"stall_s": 1}}, "no gateway without http"),
+        ({"engine": "fake", "http": 0, "http_options": {"stal_s": 1}}, "did you mean stall_s"),
+        ({"engine": "fake", "http": 0, "http_options": {"port": 1}}, "'port' is no option"),
+        (
+            {"engine": "fake", "http": 0, "http_options": {"chat_defaults": {"logprob": True}}},
+            "chat_defaults: 'logprob' is no field of a chat; did you mean logprobs",
+        ),
     ],
 )
 def test_what_cannot_work_is_said_before_anything_starts(

@@ -59,6 +59,19 @@ def test_version_numbers_grow_per_policy() -> None:
     assert [store.seal("a"), store.seal("b"), store.seal("a")] == [1, 1, 2]
 
 
+def test_a_trainer_may_choose_a_number_above_all_before() -> None:
+    store = StoreCoreHarness()
+    store.seal("a")
+
+    chosen = answer_of(store.say(ReserveVersion("a", TENSORS, 40)))
+
+    assert isinstance(chosen, Reserved)
+    assert chosen.version == 40
+    assert store.seal("a") == 41
+    for taken in (7, 40):  # passed over; given
+        assert code_of(store.say(ReserveVersion("a", TENSORS, taken))) == "stale_version"
+
+
 def test_a_version_is_durable_and_readable_before_its_seal_is_answered() -> None:
     store = StoreCoreHarness()
     store.say(ReserveVersion("default", TENSORS))
