@@ -72,6 +72,7 @@ CHECKED_BY_VALUE = {
     "Repair.start",
     "Tensor.shape[]",
     "GotWeights.shape[]",
+    "TensorForm.shape[]",
     "Hello.protocol[]",
     "Welcome.protocol",
     "WorkerStatus.beat_age_ms",

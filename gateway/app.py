@@ -18,13 +18,16 @@ from rolloutbus.gateway.repeats import OncePerRequestId
 from rolloutbus.gateway.settings import GatewaySettings
 from rolloutbus.gateway.sglang.adapters import AdaptersApi
 from rolloutbus.gateway.sglang.control import ControlApi
+from rolloutbus.gateway.sglang.distributed import DistributedApi
 from rolloutbus.gateway.sglang.generation import GenerationApi
 from rolloutbus.gateway.sglang.labels import WeightLabels
 from rolloutbus.gateway.sglang.update_steps import UpdateStepsApi
 from rolloutbus.gateway.sglang.updates import UpdatesApi
 from rolloutbus.gateway.sglang.weights import WeightsApi
 from rolloutbus.gateway.skyrl.api import SkyRLApi
+from rolloutbus.gateway.skyrl.weights import SkyRLWeightsApi
 from rolloutbus.gateway.traffic import Traffic
+from rolloutbus.gateway.trainer_groups import TrainerGroups
 from rolloutbus.trainer_adapter.client.client import RolloutClient
 from rolloutbus.trainer_adapter.openai.prompts import ChatTokenizer
 from rolloutbus.trainer_adapter.openai.sglang_reader import SglangParsers
@@ -39,9 +42,10 @@ def gateway_app(
     tokenizer: ChatTokenizer | None = None,
     traffic: Traffic | None = None,
     parsers: SglangParsers | None = None,
-    pages: OpenPages | None = None,
     *,
+    pages: OpenPages | None = None,
     labels: WeightLabels | None = None,
+    groups: TrainerGroups | None = None,
 ) -> FastAPI:
     """An ASGI application that answers through `client`.
 
@@ -54,19 +58,23 @@ def gateway_app(
         parsers: SGLang's, which read answers; None: transformers reads them.
         pages: that are open at this gateway; None: at this application only.
         labels: what trainers call versions; None: those of this application only.
+        groups: of trainers, which whoever serves closes at the end; None: joins private ones.
     """
+    groups = groups or TrainerGroups(client)
     app = FastAPI(title="rolloutbus", docs_url=None, redoc_url=None, openapi_url=None)
     app.include_router(MetricsApi(client, traffic or Traffic()).router)
     if not settings.only_metrics:
         labels = labels or WeightLabels()
         app.include_router(OpenAIApi(client, settings, tokenizer, parsers).router)
         app.include_router(GenerationApi(client, settings, tokenizer, labels).router)
-        app.include_router(ControlApi(client, settings, labels).router)
+        app.include_router(ControlApi(client, settings, labels, groups).router)
+        app.include_router(DistributedApi(client, settings, labels, groups).router)
         app.include_router(UpdatesApi(client, settings, labels).router)
         app.include_router(UpdateStepsApi(client, settings, labels).router)
         app.include_router(WeightsApi(client, settings).router)
         app.include_router(AdaptersApi(client, settings).router)
-        app.include_router(SkyRLApi(client, settings, tokenizer).router)
+        app.include_router(SkyRLApi(client, settings, tokenizer, groups).router)
+        app.include_router(SkyRLWeightsApi(settings, groups).router)
         app.include_router(FleetApi(client, settings).router)
         app.include_router(LiveApi(client, tokenizer, pages or OpenPages()).router)
     app.add_middleware(OncePerRequestId, max_body_bytes=settings.max_body_bytes)

@@ -24,6 +24,7 @@ from rolloutbus.gateway.live.open_page import OpenPages
 from rolloutbus.gateway.settings import GatewaySettings
 from rolloutbus.gateway.sglang.labels import WeightLabels
 from rolloutbus.gateway.traffic import CountTraffic, Traffic
+from rolloutbus.gateway.trainer_groups import TrainerGroups
 from rolloutbus.trainer_adapter.client.client import RolloutClient, settings_for
 from rolloutbus.trainer_adapter.openai.formats import UNREAD, answer_format
 from rolloutbus.trainer_adapter.openai.sglang_reader import SglangParsers, sglang_parsers
@@ -153,7 +154,18 @@ async def run_gateway(settings: GatewaySettings, on_ready: Callable[[str], None]
         unique = "" if key_file else f"{name}-{os.getpid()}"
         client = RolloutClient(settings_for(settings.router, unique, key_file))
         clients.append(await stack.enter_async_context(client))
-        return gateway_app(client, settings, tokenizer, traffic, parsers, pages, labels=labels)
+        groups = TrainerGroups(client, joins_any_address=bool(keys))
+        stack.push_async_callback(groups.close)
+        return gateway_app(
+            client,
+            settings,
+            tokenizer,
+            traffic,
+            parsers,
+            pages=pages,
+            labels=labels,
+            groups=groups,
+        )
 
     async def abort_all() -> None:
         for client in clients:

@@ -12,7 +12,7 @@ import xxhash
 
 from rolloutbus.bus.wire.limits import MAX_DIMENSIONS, MAX_TENSOR_NAME_BYTES, MAX_TENSORS
 from rolloutbus.bus.wire.messages.endings import Problem
-from rolloutbus.bus.wire.messages.weights import Tensor
+from rolloutbus.bus.wire.messages.weights import Tensor, TensorForm
 
 
 class FloatBits(NamedTuple):
@@ -65,6 +65,11 @@ ALIGN_BYTES = 64
 """Tensors begin at multiples of this: a cache line, and enough for every vector load."""
 
 Bytes = np.ndarray[tuple[int], np.dtype[np.uint8]]
+
+
+def bytes_in(form: TensorForm) -> int:
+    """Size of such a tensor."""
+    return prod(form.shape) * DTYPES[form.dtype].size_bytes
 
 
 def lay_out(tensors: Iterable[tuple[str, str, tuple[int, ...]]]) -> list[Tensor]:

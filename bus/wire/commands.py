@@ -148,6 +148,7 @@ COMMANDS: dict[str, CommandRow] = {
     "get_weights": CommandRow(
         weights.GetWeights, weights.GotWeights, "trainer", "engine", {"torn"}
     ),
+    "list_weights": CommandRow(weights.ListWeights, weights.ListedWeights, "trainer", "engine"),
 }
 """Literal name -> row. A name, once used, keeps its meaning for ever."""
 

@@ -16,6 +16,7 @@ from rolloutbus.bus.wire.messages.weights import (
     Committed,
     CommitUpdate,
     GetWeights,
+    ListWeights,
     Manifest,
     Prepared,
     PrepareUpdate,
@@ -29,10 +30,10 @@ from rolloutbus.engine_worker.weights.receiver import WeightReceiver, ways_of_th
 from rolloutbus.engine_worker.weights.relay import Relay
 
 Result = TypeVar("Result")
-WeightCommand = PrepareUpdate | CommitUpdate | AbortUpdate | CheckWeights | GetWeights
+WeightCommand = PrepareUpdate | CommitUpdate | AbortUpdate | CheckWeights | GetWeights | ListWeights
 WEIGHT_COMMANDS = (
     *("prepare_update", "commit_update", "abort_update"),
-    *("check_weights", "get_weights"),
+    *("check_weights", "get_weights", "list_weights"),
 )
 """Their kinds."""
 
@@ -85,6 +86,8 @@ class WeightCommands:
                 return await self._off_loop(lambda: self._active.check(body))
             case GetWeights():
                 return await self._off_loop(lambda: self._active.get(body))
+            case ListWeights():
+                return self._active.list()
             case PrepareUpdate():
                 return await self._prepare(body)
             case CommitUpdate():

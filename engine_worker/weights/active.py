@@ -14,8 +14,10 @@ from rolloutbus.bus.wire.messages.weights import (
     CheckWeights,
     GetWeights,
     GotWeights,
+    ListedWeights,
     Tensor,
     TensorCheck,
+    TensorForm,
 )
 from rolloutbus.engine_worker.engine import TensorRange, TensorSpec, WeightSource
 from rolloutbus.engine_worker.weights.checks import is_zero, n_not_finite
@@ -91,6 +93,12 @@ class ActiveWeights:
         asked = TensorRange(ask.name, ask.offset, ask.size_bytes)
         version, [raw] = self._engine.read_ranges([asked])
         return GotWeights(version, spec.dtype, spec.shape, ask.offset, raw.tobytes())
+
+    def list(self) -> ListedWeights:
+        """What a version must hold to be taken by the engine; does not block."""
+        return ListedWeights(
+            [TensorForm(each.name, each.dtype, each.shape) for each in self._specs.values()]
+        )
 
     def is_zero(self, name: str) -> bool:
         """Whether every byte of this tensor is 0 now."""

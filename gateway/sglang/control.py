@@ -14,6 +14,8 @@ from rolloutbus.gateway.engine_routes import ENGINE_ROUTES
 from rolloutbus.gateway.exchange import Json, as_json, body_of, while_connected
 from rolloutbus.gateway.settings import GatewaySettings
 from rolloutbus.gateway.sglang.labels import WeightLabels
+from rolloutbus.gateway.sglang.replies import telling_success
+from rolloutbus.gateway.trainer_groups import TrainerGroups
 from rolloutbus.trainer_adapter.client.client import RolloutClient
 from rolloutbus.trainer_adapter.client.core.results import FleetResult
 from rolloutbus.trainer_adapter.client.engine_gauges import cache_used, loads_of
@@ -45,14 +47,19 @@ class ControlApi:
     """Answers SGLang's commands to an engine through a client of the bus."""
 
     def __init__(
-        self, client: RolloutClient, settings: GatewaySettings, labels: WeightLabels
+        self,
+        client: RolloutClient,
+        settings: GatewaySettings,
+        labels: WeightLabels,
+        groups: TrainerGroups,
     ) -> None:
         self._client = client
         self._settings = settings
         self._labels = labels
+        self._groups = groups
         self.router = APIRouter()
         for path, answer, methods in (
-            *((f"/{name}", self.command, ["POST"]) for name in SENTENCES),
+            *((f"/{name}", telling_success(self.command), ["POST"]) for name in SENTENCES),
             ("/flush_cache", self.flush_cache, ["GET", "POST"]),
             ("/health", self.health, ["GET"]),
             ("/health_generate", self.health_generate, ["GET"]),
@@ -76,6 +83,8 @@ class ControlApi:
     async def command(self, request: Request) -> Response:
         """`POST /pause_generation` and others: a command to the whole fleet; all must do it."""
         name = request.url.path.strip("/")
+        if name == "continue_generation":
+            self._groups.require_none_open()
         body, result = await self._sent(name, request)
         if name == "pause_generation" and body.get("mode", "abort") == "abort":
             await self._client.abort()  # others' requests wait; here callers want what there is

@@ -7,7 +7,9 @@ import msgspec
 
 from rolloutbus.bus.wire.errors import Refused
 from rolloutbus.bus.wire.messages.endings import Problem, bad_request
+from rolloutbus.bus.wire.messages.weights import InFlight
 from rolloutbus.gateway.exchange import Json
+from rolloutbus.gateway.trainer_groups import GROUP, GroupName, Names, Shapes
 
 LOAD_FORMATS = (None, "", "auto", "safetensors")
 UPDATE_DEADLINE_S = 600.0
@@ -40,7 +42,6 @@ class UpdateBody(msgspec.Struct, frozen=True, kw_only=True):
     """Requests that run recompute their cache with the new weights; else they keep it."""
     abort_all_requests: bool = False
     """Requests of this gateway end, and answer what they have; others' start again."""
-    policy: str = "default"
     weight_version: Annotated[str, msgspec.Meta(min_length=1, max_length=256)] | None = None
     """What the trainer calls the version, beside the number that the fleet gives it."""
     allow_zeros: bool = False
@@ -49,21 +50,50 @@ class UpdateBody(msgspec.Struct, frozen=True, kw_only=True):
     """Seconds for everything."""
 
 
-class DiskBody(UpdateBody, frozen=True, kw_only=True):
+class FileBody(UpdateBody, frozen=True, kw_only=True):
+    """Of updates that bring all tensors at once."""
+
+    policy: str = "default"
+
+
+class DiskBody(FileBody, frozen=True, kw_only=True):
     """Body of `/update_weights_from_disk`."""
 
     model_path: Annotated[str, msgspec.Meta(min_length=1)]
     """Directory below the gateway's weights root."""
 
 
-class TensorBody(UpdateBody, frozen=True, kw_only=True):
+class TensorBody(FileBody, frozen=True, kw_only=True):
     """Body of `/update_weights_from_tensor`, where it is JSON."""
 
     safetensors: bytes
     """In base64."""
 
 
-def check_load_format(body: UpdateBody) -> None:
+class BucketBody(UpdateBody, frozen=True, kw_only=True):
+    """Body of `/update_weights_from_distributed`: tensors that rank 0 broadcasts next."""
+
+    names: Names
+    dtypes: list[str]
+    """torch's names."""
+    shapes: Shapes
+    group_name: GroupName = GROUP
+
+
+class DestroyBody(msgspec.Struct, frozen=True, kw_only=True):
+    """Body of `/destroy_weights_update_group`."""
+
+    group_name: GroupName = GROUP
+
+
+def in_flight_of(body: UpdateBody) -> InFlight:
+    """What becomes of requests that run."""
+    if body.abort_all_requests:
+        return "abort"
+    return "retract" if body.flush_cache else "keep"
+
+
+def check_load_format(body: FileBody) -> None:
     """Raises Refused: the tensors are to be of another format than safetensors."""
     if body.load_format not in LOAD_FORMATS:
         message = f"{body.load_format[:64]!r} is not read here; safetensors files are"

@@ -1,4 +1,4 @@
-"""SGLang's `/update_weights_from_*`: new weights for the whole fleet, as one version.
+"""SGLang's `/update_weights_from_disk` and `/update_weights_from_tensor`: one version for a fleet.
 
 Publishing needs torch, which a gateway that only samples does without: it is imported when the
 first update comes.
@@ -7,19 +7,19 @@ first update comes.
 import asyncio
 import os
 from collections.abc import Callable
-from http import HTTPStatus
 from pathlib import Path
-from tempfile import TemporaryFile
-from typing import TYPE_CHECKING, Any
+from tempfile import TemporaryFile, gettempdir
+from typing import IO, TYPE_CHECKING
 
 from fastapi import APIRouter, Request, Response
 
 from rolloutbus.bus.paths import below
+from rolloutbus.bus.weights.manifest import bytes_in
+from rolloutbus.bus.weights.tensor_files import LENGTH_BYTES, MAX_HEADER_BYTES
 from rolloutbus.bus.wire.errors import Refused
 from rolloutbus.bus.wire.messages.endings import Problem
 from rolloutbus.gateway.exchange import (
     BodyTooLarge,
-    Json,
     as_json,
     body_of,
     converted,
@@ -32,22 +32,19 @@ from rolloutbus.gateway.sglang.update_body import (
     PICKLED,
     UNSERVED,
     DiskBody,
+    FileBody,
     TensorBody,
-    UpdateBody,
     check_load_format,
     fields_of_query,
+    in_flight_of,
 )
+from rolloutbus.gateway.weight_replies import reply_of_published, with_torch
 from rolloutbus.trainer_adapter.client.client import RolloutClient
 
 if TYPE_CHECKING:
     from rolloutbus.trainer_adapter.publisher.checkpoint import Checkpoint
     from rolloutbus.trainer_adapter.publisher.transfer import Published
 
-NO_GROUP = (
-    "a group of the trainer's own sends one tensor after another and never says which is the last, "
-    "so that it cannot be one version for the whole fleet: publish with a WeightPublisher, whose "
-    "transport `collective` broadcasts to all workers, or send /update_weights_from_disk"
-)
 OCTETS = "application/octet-stream"
 
 
@@ -64,9 +61,6 @@ class UpdatesApi:
         for path, answer in (
             ("/update_weights_from_disk", self.from_disk),
             ("/update_weights_from_tensor", self.from_tensor),
-            ("/init_weights_update_group", self.no_group),
-            ("/update_weights_from_distributed", self.no_group),
-            ("/destroy_weights_update_group", self.no_group),
         ):
             self.router.add_api_route(path, telling_success(answer), methods=["POST"])
 
@@ -95,45 +89,51 @@ class UpdatesApi:
 
     async def from_tensor(self, request: Request) -> Response:
         """`POST /update_weights_from_tensor`: publishes the tensors of a safetensors body."""
-        if request.headers.get("content-type", "").partition(";")[0].strip() == OCTETS:
-            fields = fields_of_query(request.query_params)
-            body = converted(refuse_unserved(fields, UNSERVED), UpdateBody)
-            content = await _octets(request, self._settings.max_body_bytes)
-        else:
-            fields = await body_of(request, self._settings.max_body_bytes)
-            if "serialized_named_tensors" in fields:
-                field = "serialized_named_tensors"
-                raise Refused(Problem("unsupported", PICKLED, "not_started", field=field))
-            body = converted(refuse_unserved(fields, UNSERVED), TensorBody)
-            content = body.safetensors
-        check_load_format(body)
+        with TemporaryFile() as file:
+            if request.headers.get("content-type", "").partition(";")[0].strip() == OCTETS:
+                fields = fields_of_query(request.query_params)
+                body = converted(refuse_unserved(fields, UNSERVED), FileBody)
+                check_load_format(body)
+                await _spool(request, file, await self._largest_file(body.policy))
+            else:
+                fields = await body_of(request, self._settings.max_body_bytes)
+                if "serialized_named_tensors" in fields:
+                    field = "serialized_named_tensors"
+                    raise Refused(Problem("unsupported", PICKLED, "not_started", field=field))
+                body = converted(refuse_unserved(fields, UNSERVED), TensorBody)
+                check_load_format(body)
+                file.write(body.safetensors)
+            file.flush()
 
-        def opened() -> "Checkpoint":
-            from rolloutbus.trainer_adapter.publisher.checkpoint import Checkpoint  # noqa: PLC0415
+            def opened() -> "Checkpoint":
+                from rolloutbus.trainer_adapter.publisher.checkpoint import (  # noqa: PLC0415
+                    Checkpoint,
+                )
 
-            with TemporaryFile() as file:
-                file.write(content)
-                file.flush()
                 return Checkpoint([os.dup(file.fileno())], field="safetensors")
 
-        return await self._published(request, body, opened)
+            return await self._published(request, body, opened)
 
-    async def no_group(self, request: Request) -> Response:
-        """SGLang's updates over a process group of the trainer's: refused, with what to do."""
-        del request
-        raise Refused(Problem("unsupported", NO_GROUP, "not_started"))
+    async def _largest_file(self, policy: str) -> int:
+        """Bytes that a file of the policy's whole model may have.
+
+        Raises:
+            Refused: no worker tells; or who asks may not publish.
+        """
+        forms = await self._client.list_weights(policy=policy)
+        return sum(map(bytes_in, forms)) + LENGTH_BYTES + MAX_HEADER_BYTES
 
     async def _published(
-        self, request: Request, body: UpdateBody, opened: Callable[[], "Checkpoint"]
+        self, request: Request, body: FileBody, opened: Callable[[], "Checkpoint"]
     ) -> Response:
-        checkpoint = await asyncio.to_thread(_with_torch, opened)
+        checkpoint = await asyncio.to_thread(with_torch, opened)
         with checkpoint:
             published = await while_connected(request, self._publish(body, checkpoint))
         if body.weight_version is not None:
             self._labels.note(body.policy, published.version, body.weight_version)
-        return as_json(*_reply(published))
+        return as_json(*reply_of_published(published))
 
-    async def _publish(self, body: UpdateBody, checkpoint: "Checkpoint") -> "Published":
+    async def _publish(self, body: FileBody, checkpoint: "Checkpoint") -> "Published":
         from rolloutbus.trainer_adapter.publisher.publisher import (  # noqa: PLC0415 - needs torch
             WeightPublisher,
         )
@@ -145,7 +145,7 @@ class UpdatesApi:
             checkpoint.tensors(),
             layout=checkpoint.layout,
             require="all",
-            in_flight=_in_flight(body),
+            in_flight=in_flight_of(body),
             allow_zeros=body.allow_zeros,
             deadline_s=body.timeout,
         )
@@ -158,43 +158,22 @@ class UpdatesApi:
             publisher.forget()
 
 
-def _in_flight(body: UpdateBody) -> Any:  # noqa: ANN401 - a word of the publisher's
-    if body.abort_all_requests:
-        return "abort"
-    return "retract" if body.flush_cache else "keep"
+async def _spool(request: Request, file: IO[bytes], limit: int) -> None:
+    """Write a body to a file as it comes: a piece of it is in memory at a time.
 
-
-def _with_torch(opened: Callable[[], "Checkpoint"]) -> "Checkpoint":
-    """Raises Refused: torch is not installed here."""
-    try:
-        return opened()
-    except ModuleNotFoundError as error:
-        if (error.name or "").startswith("rolloutbus"):
-            raise
-        message = f"to publish weights this gateway needs the package {error.name}: install it"
-        raise Refused(Problem("unsupported", message, "not_started")) from error
-
-
-async def _octets(request: Request, limit: int) -> bytes:
-    body = bytearray()
+    Raises:
+        BodyTooLarge: it has more than `limit` bytes.
+        Refused: there is no room for it.
+    """
+    if int(request.headers.get("content-length", 0)) > limit:  # the server has read it as a number
+        raise BodyTooLarge(limit)
+    n_bytes = 0
     async for piece in request.stream():
-        body += piece
-        if len(body) > limit:
+        n_bytes += len(piece)
+        if n_bytes > limit:
             raise BodyTooLarge(limit)
-    return bytes(body)
-
-
-def _reply(published: "Published") -> tuple[Json, HTTPStatus]:
-    """Body and status; a worker that has not swapped is named, and gets no requests until then."""
-    version = published.version
-    told: Json = {"version": version, "workers": sorted(published.stall_ms)}
-    if not published.quarantined:
-        message = f"version {version} is active on {len(published.stall_ms)} workers"
-        return {"success": True, "message": message, **told}, HTTPStatus.OK
-    reasons = "; ".join(f"{name}: {why}" for name, why in published.quarantined.items())
-    message = (
-        f"version {version} is committed, but these workers do not have it yet, and get no "
-        f"requests until they do: {reasons}"
-    )
-    told["quarantined"] = published.quarantined
-    return {"success": False, "message": message, **told}, HTTPStatus.INTERNAL_SERVER_ERROR
+        try:
+            await asyncio.to_thread(file.write, piece)
+        except OSError as error:
+            message = f"the gateway has no room for the body in {gettempdir()}: {error.strerror}"
+            raise Refused(Problem("store_full", message, "not_started")) from error

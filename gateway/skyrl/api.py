@@ -27,6 +27,7 @@ from rolloutbus.gateway.skyrl.body import (
     vllm_body,
     vllm_sampling,
 )
+from rolloutbus.gateway.trainer_groups import TrainerGroups
 from rolloutbus.trainer_adapter.client.client import RolloutClient
 from rolloutbus.trainer_adapter.client.core.results import FleetResult
 from rolloutbus.trainer_adapter.openai.bodies import ChatBody
@@ -47,20 +48,21 @@ FIELD_OF_BUS = {
     "sampling.min_new_tokens": "sampling_params.min_tokens",
 }
 """Name of a field on the bus -> in the body."""
-HOW_TO_UPDATE = (
-    "weights do not come over this route: a trainer publishes them through the bus "
-    "(rolloutbus.publisher), which loads them on all workers as one version"
-)
 
 
 class SkyRLApi:
     """Answers SkyRL's remote client through a client of the bus."""
 
     def __init__(
-        self, client: RolloutClient, settings: GatewaySettings, tokenizer: ChatTokenizer | None
+        self,
+        client: RolloutClient,
+        settings: GatewaySettings,
+        tokenizer: ChatTokenizer | None,
+        groups: TrainerGroups,
     ) -> None:
         self._client = client
         self._settings = settings
+        self._groups = groups
         self._tokenizer = tokenizer
         self._names = ModelNames(client, settings.served_names)
         self.router = APIRouter()
@@ -82,11 +84,6 @@ class SkyRLApi:
             ("/skyrl/v1/load_lora_adapter", self.reload_lora, "POST"),
             ("/v1/load_lora_adapter", self.load_lora, "POST"),
             ("/v1/unload_lora_adapter", self.unload_lora, "POST"),
-            ("/init_weight_transfer_engine", self.no_update, "POST"),
-            ("/start_weight_update", self.no_update, "POST"),
-            ("/update_weights", self.no_update, "POST"),
-            ("/finish_weight_update", self.no_update, "POST"),
-            ("/collective_rpc", self.no_update, "POST"),
         ):
             self.router.add_api_route(path, answer, methods=[method])
 
@@ -169,6 +166,7 @@ class SkyRLApi:
 
     async def resume(self) -> Response:
         """`POST /resume`: ends the pause."""
+        self._groups.require_none_open()
         await self._client.resume(deadline_s=SLOW_S)
         return as_json({"status": "resumed"})
 
@@ -214,14 +212,17 @@ class SkyRLApi:
         return as_json({"status": "ok"})
 
     async def get_world_size(self) -> Response:
-        """`GET /get_world_size`: over how many ranks all engines together are split."""
+        """`GET /get_world_size`: 1, since a trainer's group counts the fleet as one rank.
+
+        `workers` tells over how many ranks each engine is split.
+        """
         facts = await self._client.server_info()
         ranks = {
             name: prod(each.parallel.get(kind, 1) for kind in ("tp", "pp", "dp"))
             for name, each in facts.by_worker.items()
             if isinstance(each, ServerFacts)
         }
-        return as_json({"world_size": sum(ranks.values()), "workers": ranks})
+        return as_json({"world_size": 1, "workers": ranks})
 
     async def finish_session(self, request: Request) -> Response:
         """`POST /finish_session?session_id=`: answers ok, since an idle session holds nothing.
@@ -254,10 +255,6 @@ class SkyRLApi:
         body = converted(await self._body(request), VllmUnloadBody)
         result = await self._client.unload_lora(body.lora_name, deadline_s=SLOW_S)
         return as_json({**_done(result), "lora_name": body.lora_name})
-
-    async def no_update(self, request: Request) -> Response:
-        """Routes of a trainer that brings weights by its own NCCL group or pickled CUDA handles."""
-        raise Refused(Problem("unsupported", HOW_TO_UPDATE, "not_started", request.url.path[:64]))
 
     async def _body(self, request: Request) -> Json:
         return await body_of(request, self._settings.max_body_bytes)

@@ -226,6 +226,7 @@ _COMMANDS: dict[str, msgspec.Struct] = {
     "record_commit": weights.RecordCommit(POLICY, VERSION, tag=300),
     "check_weights": weights.CheckWeights(["lm_head.weight"]),
     "get_weights": weights.GetWeights("lm_head.weight", 4096, 8),
+    "list_weights": weights.ListWeights(),
 }
 
 _ROUTES = {
@@ -238,7 +239,7 @@ _ROUTES = {
     ),
     "record_commit": "store",
     "check_weights": "fleet",
-    "get_weights": "worker:w0",
+    **dict.fromkeys(("get_weights", "list_weights"), "worker:w0"),
     **dict.fromkeys(("load_lora", "unload_lora", "start_profile", "stop_profile"), "fleet"),
     **dict.fromkeys(("score", "embed", "rerank", "save_weights", "get_load"), "worker:w0"),
 }
@@ -344,6 +345,7 @@ _RESULTS: dict[str, msgspec.Struct] = {
         VERSION, [weights.TensorCheck("lm_head.weight", 2**64 - 1, 3, is_zero=True)]
     ),
     "get_weights": weights.GotWeights(VERSION, "BF16", (2, 4), 4096, bytes(range(8))),
+    "list_weights": weights.ListedWeights([weights.TensorForm("lm_head.weight", "BF16", (2, 4))]),
     "commit_update": weights.Committed(VERSION, 8.5, 2, 1),
     "fleet": _FLEET_OUTCOME,
 }

@@ -20,7 +20,7 @@ BURST = 40
 """Messages on one connection: the tenth malformed one ends its welcome, the rest is ignored."""
 LINGER_MS = 2000
 VICTIMS = ["echo", "w0", "store", "nobody"]
-READING = frozenset({"server_info", "get_load", "check_weights", "get_weights"})
+READING = frozenset({"server_info", "get_load", "check_weights", "get_weights", "list_weights"})
 """Commands of trainers that change nothing."""
 PRIVILEGED = sent_by("admin") - sent_by("client") - READING | {"rejected"}
 """Without keys everybody is an operator or a member: who says these is obeyed. With keys the

@@ -35,6 +35,13 @@ UPDATE: Json = {
     "safetensors": base64.b64encode(safetensors.torch.save({"a": torch.ones(1)})).decode(),
     "timeout": 5,
 }
+INVITATION: Json = {
+    "master_address": "nobody.invalid",
+    "master_port": 9,
+    "rank_offset": 1,
+    "world_size": 2,
+}
+"""To a place that is looked up for a trainer only, and not found."""
 
 
 @dataclass(frozen=True)
@@ -107,6 +114,8 @@ async def test_a_balancer_may_ask_for_health(guarded: Guarded) -> None:
         ("user", "/pause_generation", {"mode": "in_place"}, 403),
         ("watcher", "/generate", GENERATE, 403),
         ("user", "/update_weights_from_tensor", UPDATE, 403),
+        ("user", "/init_weights_update_group", INVITATION, 403),
+        ("coach", "/init_weights_update_group", INVITATION, 400),
         ("watcher", "/list_workers", None, 200),
         ("coach", "/flush_cache", {}, 200),
     ],

@@ -1,8 +1,5 @@
 """SGLang's endpoints for weights and adapters: all of a fleet has a version, or keeps its own."""
 
-# pyright: reportUnknownMemberType=false
-# transformers' stubs leave parameters untyped.
-
 import asyncio
 import base64
 import json
@@ -11,14 +8,12 @@ import sys
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import pytest
 import pytest_asyncio
 import torch
 from safetensors.torch import save
-from transformers import AutoModelForCausalLM
 
 from rolloutbus import Fleet, RolloutClient, SamplingParams, WeightPublisher, up
 from rolloutbus.bus.wire.messages.control import ServerFacts
@@ -27,6 +22,7 @@ from rolloutbus.launcher.plan import environment
 from rolloutbus.launcher.settings import UpOptions
 from tests.integration.gateway_process import Gateway, Json, Reply, gateway
 from tests.integration.live_fleet import DEADLINE_S, Streamed, status_when
+from tests.integration.trained_model import GREEDY, greedy, tensors_of, trained
 from tests.lora_adapters import random_lora
 
 pytestmark = [
@@ -37,34 +33,8 @@ pytestmark = [
 
 FLEET: UpOptions = {"workers": 2, "engine_options": {"threads": 1, "slots": 8}}
 LONG = SamplingParams(max_new_tokens=500, temperature=0, ignore_eos=True)
-GREEDY = SamplingParams(max_new_tokens=8, temperature=0, ignore_eos=True)
 OCTETS = {"content-type": "application/octet-stream"}
 NAME = "model.embed_tokens.weight"
-
-Trained = Any
-
-
-def trained(tiny_model: Path, seed: int) -> Trained:
-    """The fleet's model after some training."""
-    model: Trained = AutoModelForCausalLM.from_pretrained(tiny_model, dtype=torch.float32)
-    chance = torch.Generator().manual_seed(seed)
-    with torch.no_grad():
-        for each in model.parameters():
-            each.add_(torch.randn(each.shape, generator=chance), alpha=0.05)
-    return model
-
-
-def tensors_of(model: Trained) -> dict[str, torch.Tensor]:
-    return {name: each.detach().clone() for name, each in model.named_parameters()}
-
-
-def greedy(model: Trained, prompt: list[int]) -> list[int]:
-    """What the model itself says."""
-    tokens = list(prompt)
-    with torch.no_grad():
-        for _ in range(GREEDY.max_new_tokens):
-            tokens.append(int(model(torch.tensor([tokens])).logits[0, -1].argmax()))
-    return tokens[len(prompt) :]
 
 
 @pytest.fixture(scope="module")
@@ -134,6 +104,15 @@ async def test_tensors_in_a_body_become_the_fleets_weights(
     encoded = {"safetensors": base64.b64encode(body).decode(), "abort_all_requests": True}
     again = await served.ask("POST", path, encoded)
     assert again.json["version"] == raw.json["version"] + 1
+
+
+async def test_body_larger_than_the_model_is_not_read(served: Gateway, tiny_model: Path) -> None:
+    largest = (tiny_model / "model.safetensors").stat().st_size + 100_000_000
+    path = "/update_weights_from_tensor"
+    reader, writer = await served.open("POST", path, b"", largest + 1, OCTETS)
+    async with asyncio.timeout(DEADLINE_S):
+        assert b" 413 " in await reader.readline()
+    writer.close()
 
 
 async def test_first_values_of_a_tensor_are_told_as_sglang_tells_them(
@@ -216,7 +195,6 @@ async def test_second_publisher_is_a_conflict(
         ("tensor", {"serialized_named_tensors": ["gASV"]}, "serialized_named_tensors"),
         ("tensor", {"safetensors": "AAAA"}, "safetensors"),
         ("tensor", {"safetensors": 7}, "safetensors"),
-        ("distributed", {"names": [], "dtypes": [], "shapes": []}, None),
     ],
 )
 async def test_what_is_not_served_is_refused_by_name(

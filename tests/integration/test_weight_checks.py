@@ -75,6 +75,14 @@ async def test_published_weights_are_compared_with_the_store(client: RolloutClie
     assert one.is_ok
 
 
+async def test_a_worker_lists_what_a_version_must_hold(client: RolloutClient) -> None:
+    listed = await client.list_weights()
+    assert {each.name: (each.dtype, each.shape) for each in listed} == {
+        name: ("F32", tuple(each.shape)) for name, each in weights(0).items()
+    }
+    assert await client.list_weights("w1") == listed
+
+
 async def test_a_tensor_that_nobody_has_is_an_error_of_each_worker(client: RolloutClient) -> None:
     report = await client.check_weights(["nonsense"])
     assert sorted(report.errors) == WORKERS

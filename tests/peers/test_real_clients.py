@@ -1,5 +1,8 @@
 """Clients of other projects, unmodified, as programs in an environment of their own."""
 
+# pyright: reportUnknownVariableType=false
+# The stubs of safetensors leave parameters untyped.
+
 import asyncio
 import json
 from asyncio.subprocess import PIPE
@@ -9,10 +12,13 @@ from typing import Any
 
 import pytest
 import pytest_asyncio
+from safetensors.torch import load_file
 
 import rolloutbus
 from rolloutbus import Fleet
 from tests.integration.reciting_model import LINES, save_reciting_model
+from tests.integration.trained_model import GREEDY
+from tests.integration.trainer_group import rank_0
 
 ROOT = Path(__file__).parents[2]
 PYTHON = ROOT / ".venv-peers" / "bin" / "python"
@@ -34,7 +40,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def fleet(model: Path) -> AsyncIterator[Fleet]:
-    async with rolloutbus.up(model=model, workers=2, http=0, store=False) as running:
+    async with rolloutbus.up(model=model, workers=2, http=0) as running:
         yield running
 
 
@@ -57,7 +63,7 @@ async def told_by(program: str, *arguments: str) -> Any:  # noqa: ANN401 - a pro
 async def test_skyrl_remote_client(fleet: Fleet, model: Path) -> None:
     cue = json.loads((model / "tokenizer.json").read_text())["model"]["vocab"][CUE]
     told = await told_by("skyrl_program.py", fleet.http, str(cue))
-    assert told["world_size"] == [2, 2]
+    assert told["world_size"] == [1, 1]
     generated = told["generated"]
     assert len(generated["response_ids"]) == 4
     assert generated["stop_reasons"] == ["length"] * 4
@@ -80,3 +86,21 @@ async def test_smg_rl_client(fleet: Fleet) -> None:
     assert told["flushed"] == ["w1"]
     assert told["wrong_tag"][0] == "bad_request"
     assert told["unknown"] == [404, "worker_not_found"]
+
+
+async def test_skyrl_remote_client_updates_weights(fleet: Fleet, model: Path) -> None:
+    file = model / "model.safetensors"
+    tensors = load_file(file)
+    async with rank_0() as trainer:
+        trainer.order(file, [*tensors], packed=True)
+        bucket = trainer.bucket(tensors)
+        info = {"names": bucket["names"], "dtype_names": bucket["dtypes"], "packed": True}
+        info |= {"shapes": bucket["shapes"]}
+        arguments = (str(trainer.port), json.dumps(info))
+        *_, finished = await told_by("skyrl_weights_program.py", fleet.http, *arguments)
+    [told] = finished["results"]
+    assert told["workers"] == ["w0", "w1"]
+    assert told["n_tensors"] == len(tensors)
+    async with rolloutbus.connect(fleet.address) as client:
+        rollout = await client.generate([5, 6], GREEDY, versions=f"exact:{told['version']}")
+    assert rollout.version_runs == [(told["version"], GREEDY.max_new_tokens)]

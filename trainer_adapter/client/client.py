@@ -62,6 +62,7 @@ from rolloutbus.bus.wire.messages.generation import (
     ListDetached,
     OpenSession,
 )
+from rolloutbus.bus.wire.messages.weights import TensorForm
 from rolloutbus.bus.wire.validation import MAX_RID_BYTES
 from rolloutbus.trainer_adapter.client.asks import (
     DEFAULT_DEADLINE_S,
@@ -98,6 +99,7 @@ from rolloutbus.trainer_adapter.client.weight_queries import (
     WeightsReport,
     check_weights,
     get_weights,
+    list_weights,
 )
 
 WEIGHTS_DEADLINE_S = 120.0
@@ -860,6 +862,22 @@ class RolloutClient:
             for rid in rids:
                 connection.forget(rid)
         return [_row_in(each) for each in rows]
+
+    async def list_weights(
+        self, worker: str = "", *, policy: str = "default", deadline_s: float = 0.0
+    ) -> list[TensorForm]:
+        """The name, dtype and shape of each tensor that a version must hold, tied ones once.
+
+        Args:
+            worker: who is asked; empty: the policy's ready workers take turns.
+            policy: whose workers, where none is named.
+            deadline_s: seconds from now; 0: the control deadline.
+
+        Raises:
+            Refused: no worker is there, or its engine takes no weights.
+            PeerLost: the worker was lost.
+        """
+        return await list_weights(self._commands, worker, policy, deadline_s)
 
 
 @strict()

@@ -186,6 +186,7 @@ class SyncRolloutClient(Twin[RolloutClient]):
 
     check_weights = blocking(RolloutClient.check_weights)
     get_weights = blocking(RolloutClient.get_weights)
+    list_weights = blocking(RolloutClient.list_weights)
     save_weights = blocking(RolloutClient.save_weights)
     load_lora = blocking(RolloutClient.load_lora)
     unload_lora = blocking(RolloutClient.unload_lora)

@@ -30,8 +30,11 @@ from rolloutbus.bus.wire.messages.weights import (
     CheckWeights,
     GetWeights,
     GotWeights,
+    ListedWeights,
+    ListWeights,
     Manifest,
     PullManifest,
+    TensorForm,
 )
 from rolloutbus.trainer_adapter.client.commands import Commands
 from rolloutbus.trainer_adapter.client.core.results import FleetResult
@@ -147,6 +150,17 @@ async def get_weights(
             tensor = await _fetched(commands, name, from_worker, deadline_s, max_rows)
             if tensor is not None:
                 return tensor
+
+
+async def list_weights(
+    commands: Commands, worker: str, policy: str, deadline_s: float
+) -> list[TensorForm]:
+    """What a version must hold; see `RolloutClient.list_weights`."""
+    listed = await commands.to_one(ListedWeights, ListWeights(), worker, policy, deadline_s)
+    for each in listed.tensors:
+        if each.dtype not in DTYPES or any(size < 0 for size in each.shape):
+            raise RemoteProtocolError(f"list_weights told of {each.dtype} {list(each.shape)}")
+    return listed.tensors
 
 
 async def _fetched(

@@ -404,3 +404,24 @@ class GotWeights(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     shape: Shape
     offset: Natural
     content: Content
+
+
+class ListWeights(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """To a worker: which tensors does its engine take? Ends with `ListedWeights`."""
+
+
+class TensorForm(
+    msgspec.Struct, frozen=True, array_like=True, gc=False, forbid_unknown_fields=True
+):
+    """What one tensor of a version must be."""
+
+    name: TensorName
+    dtype: Short
+    """safetensors name, as of `Tensor`."""
+    shape: Shape
+
+
+class ListedWeights(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Result of `list_weights`."""
+
+    tensors: Annotated[list[TensorForm], msgspec.Meta(max_length=MAX_TENSORS)]

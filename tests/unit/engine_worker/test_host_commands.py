@@ -29,9 +29,12 @@ from rolloutbus.bus.wire.messages.weights import (
     CommitUpdate,
     GetWeights,
     GotWeights,
+    ListedWeights,
+    ListWeights,
     Prepared,
     PrepareUpdate,
     TensorCheck,
+    TensorForm,
 )
 from rolloutbus.engine_worker.engine import Step, TensorRange, TensorSpec
 from rolloutbus.engine_worker.engines.fake.engine import FAKE_SPECS, FakeEngine
@@ -139,6 +142,12 @@ async def test_get_brings_a_range_of_a_tensor(engine: FakeEngine, commands: Host
     engine.overwriter.overwrite("head.weight", 0, np.arange(16, dtype=np.uint8))
     found = await do(commands, "get_weights", GetWeights("head.weight", 4, 3))
     assert found == ("finished", GotWeights(0, "F32", (4,), 4, b"\x04\x05\x06"))
+
+
+async def test_list_tells_what_the_engine_takes(commands: HostCommands) -> None:
+    forms = [TensorForm(spec.name, spec.dtype, spec.shape) for spec in FAKE_SPECS]
+    listed = await do(commands, "list_weights", ListWeights())
+    assert listed == ("finished", ListedWeights(forms))
 
 
 @pytest.mark.parametrize(

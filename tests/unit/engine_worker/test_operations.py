@@ -112,7 +112,10 @@ class Without:
     [
         (
             "weights",
-            {"prepare_update", "commit_update", "abort_update", "check_weights", "get_weights"},
+            {
+                *("prepare_update", "commit_update", "abort_update"),
+                *("check_weights", "get_weights", "list_weights"),
+            },
         ),
         ("memory", {"sleep", "wake_up"}),
         ("cache", {"flush_cache"}),
