@@ -12,6 +12,7 @@ import pytest_asyncio
 
 import rolloutbus
 from rolloutbus import Fleet
+from tests.integration.gateway_process import gateway
 from tests.integration.reciting_model import LINES, save_reciting_model
 
 ROOT = Path(__file__).parents[2]
@@ -80,3 +81,21 @@ async def test_smg_rl_client(fleet: Fleet) -> None:
     assert told["flushed"] == ["w1"]
     assert told["wrong_tag"][0] == "bad_request"
     assert told["unknown"] == [404, "worker_not_found"]
+
+
+async def test_openai_and_litellm(fleet: Fleet, model: Path) -> None:
+    arguments = ["--address", fleet.address, "--tokenizer", str(model), "--tool-format", "hermes"]
+    async with gateway(*arguments) as served:
+        told = await told_by("openai_program.py", served.url, model.name)
+    hello = LINES["hello"]
+    ours = told["openai"]
+    assert (ours["chat"], ours["streamed"], told["openai_async"]) == (hello, hello, hello)
+    assert all(logprob <= 0 and n_likeliest == 2 for logprob, n_likeliest in ours["logprobs"])
+    assert ours["called"] == "get_weather"
+    assert hello.startswith(ours["text"][0].strip())
+    assert len(ours["text"][1]) == 3
+    theirs = told["litellm"]
+    assert [theirs[name] for name in ("whole", "streamed", "later")] == [hello] * 3
+    assert theirs["tokens"] > len(hello.split()), "the end counts"
+    assert theirs["called"] == "get_weather"
+    assert "top_p" in theirs["refused"]
