@@ -16,6 +16,7 @@ from safetensors.torch import load_file
 
 import rolloutbus
 from rolloutbus import Fleet
+from tests.integration.gateway_process import gateway
 from tests.integration.reciting_model import LINES, save_reciting_model
 from tests.integration.trained_model import GREEDY
 from tests.integration.trainer_group import rank_0
@@ -104,3 +105,21 @@ async def test_skyrl_remote_client_updates_weights(fleet: Fleet, model: Path) ->
     async with rolloutbus.connect(fleet.address) as client:
         rollout = await client.generate([5, 6], GREEDY, versions=f"exact:{told['version']}")
     assert rollout.version_runs == [(told["version"], GREEDY.max_new_tokens)]
+
+
+async def test_openai_and_litellm(fleet: Fleet, model: Path) -> None:
+    arguments = ["--address", fleet.address, "--tokenizer", str(model), "--tool-format", "hermes"]
+    async with gateway(*arguments) as served:
+        told = await told_by("openai_program.py", served.url, model.name)
+    hello = LINES["hello"]
+    ours = told["openai"]
+    assert (ours["chat"], ours["streamed"], told["openai_async"]) == (hello, hello, hello)
+    assert all(logprob <= 0 and n_likeliest == 2 for logprob, n_likeliest in ours["logprobs"])
+    assert ours["called"] == "get_weather"
+    assert hello.startswith(ours["text"][0].strip())
+    assert len(ours["text"][1]) == 3
+    theirs = told["litellm"]
+    assert [theirs[name] for name in ("whole", "streamed", "later")] == [hello] * 3
+    assert theirs["tokens"] > len(hello.split()), "the end counts"
+    assert theirs["called"] == "get_weather"
+    assert "top_p" in theirs["refused"]

@@ -18,6 +18,7 @@ from rolloutbus import Rollout, RolloutClient, SamplingParams, WeightPublisher
 from rolloutbus.bus.wire.messages.weights import InFlight, Transport, TransportChoice
 from rolloutbus.errors import RequestError
 from rolloutbus.gateway.settings import GatewaySettings
+from rolloutbus.gateway.sglang.labels import WeightLabels
 from rolloutbus.gateway.sglang.updates import UpdatesApi
 from rolloutbus.trainer_adapter.client.core.settings import ClientSettings
 from rolloutbus.trainer_adapter.publisher.transfer import Published
@@ -180,7 +181,7 @@ async def test_a_checkpoint_named_over_http_is_sampled_from(
 ) -> None:
     app = FastAPI()
     settings = GatewaySettings(router="unused", weights_root=str(tmp_path))
-    app.include_router(UpdatesApi(trainer.client, settings).router)
+    app.include_router(UpdatesApi(trainer.client, settings, WeightLabels()).router)
     before = await trainer.client.generate(PROMPTS[0], GREEDY, deadline_s=DEADLINE_S)
     trainer.seed += 1
     trainer.reference.perturb(trainer.seed, scale=0.1)
