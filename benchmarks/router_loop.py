@@ -115,7 +115,7 @@ def _heard(process: subprocess.Popen[str]) -> Any:  # noqa: ANN401 - JSON
 
 def _endpoints(transport: str, folder: str, name: str) -> list[str]:
     if transport == "tcp":
-        return ["tcp://127.0.0.1:*"] * 2
+        return ["tcp://127.0.0.1:0"] * 2
     return [f"ipc://{folder}/{name}-front", f"ipc://{folder}/{name}-back"]
 
 
