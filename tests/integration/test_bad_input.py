@@ -112,7 +112,7 @@ async def test_a_bad_sampling_value_is_refused_with_its_limit(
 @pytest.mark.parametrize(
     ("option", "value", "says"),
     [
-        ("versions", "newest", "any, latest, min:V, exact:V or max-staleness:K"),
+        ("versions", "newest", "any, latest, min:V, exact:V, min-tag:T or max-staleness:K"),
         ("versions", "min:-1", "any, latest"),
         ("versions", "min:", "any, latest"),
         ("versions", f"exact:{2**64}", "wants a number up to"),
