@@ -18,9 +18,9 @@ SGLANG_VENV := .venv-sglang$(if $(filter-out $(SGLANG_DEFAULT),$(SGLANG)),-$(SGL
 SGLANG_STAMP := $(SGLANG_VENV)/.installed
 SGLANG_NEEDS := tests/sglang/requirements-$(SGLANG).txt
 PEERS_VENV := .venv-peers
-ADAPTERS := areal skyrl-0.3 trl
-# Suites that take longer than a minute.
-ADAPTERS_NIGHTLY := art skyrl-0.2 verl
+ADAPTERS := skyrl-0.3 trl
+# Those for which a commit's 25 minutes leave no room.
+ADAPTERS_NIGHTLY := areal art skyrl-0.2 verl
 PEERS_NEEDS := tests/peers/requirements.txt tests/peers/requirements-alone.txt
 UNIT := $(wildcard tests/unit tests/stateful tests/conformance tests/architecture tests/fuzz)
 
