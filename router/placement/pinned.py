@@ -31,7 +31,7 @@ class Pinned:
 
 
 def absence_of(context: Context, place: Placement) -> Problem | None:
-    """Why the worker that is named cannot come: nobody knows it, or it serves another policy."""
+    """The reason why the named worker cannot serve it: unknown here, or of another policy."""
     worker = context.members.named(place.worker)
     if worker is not None and worker.role == "worker":
         if worker.policy == place.policy:

@@ -163,7 +163,7 @@ class IncomingWeights:
                 return await self._publish(member.policy, rules, left_s)
 
     async def refuse(self, name: str, why: str) -> None:
-        """End a group, if there is it: rank 0 sends what nobody can receive."""
+        """End a group if it is joined here: a bucket that rank 0 sends cannot be received."""
         if name in self._joined:
             await self._joined[name].group.end(f"a bucket was refused: {why}")
 

@@ -68,7 +68,7 @@ def way_of(weight_sync_backend: str) -> TransportChoice:
 
 @dataclass
 class FleetInitInfo(WeightSyncInitInfo):
-    """What sender and engines are told of a weight transfer by a fleet."""
+    """The parameters of a weight transfer through a fleet, for the sender and the engines."""
 
     transport: TransportChoice
 
