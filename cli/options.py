@@ -1,10 +1,13 @@
 """Command-line options that several commands share."""
 
 from collections.abc import Iterator, Sequence
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import msgspec
 import typer
+
+from rolloutbus.bus.wire.near_names import nearest
+from rolloutbus.launcher.on_ray.launcher import RayLauncher
 
 PREFIX = "--sglang."
 ANY_MORE: dict[str, Any] = {"allow_extra_args": True, "ignore_unknown_options": True}
@@ -179,6 +182,19 @@ EngineOptions = Annotated[
         help="An option of the engine, e.g. -o slots=64; may be repeated.",
     ),
 ]
+Launcher = Annotated[
+    Literal["local", "ray"],
+    typer.Option(help="`local`: processes of this one; `ray`: actors on the nodes of a cluster."),
+]
+RayOptions = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--ray-option",
+        metavar="NAME=VALUE",
+        help="An option of `RayLauncher`, e.g. gpus_per_worker=2, with --launcher ray; may be "
+        "repeated.",
+    ),
+]
 
 
 def example(text: str) -> str:
@@ -186,7 +202,9 @@ def example(text: str) -> str:
     return f"Example: {text}"
 
 
-def parse_engine_options(options: list[str] | None) -> dict[str, Any]:
+def parse_engine_options(
+    options: list[str] | None, param_hint: str = "--engine-option"
+) -> dict[str, Any]:
     """`["slots=64", "device=cpu"]` -> `{"slots": 64, "device": "cpu"}`.
 
     Raises:
@@ -196,9 +214,36 @@ def parse_engine_options(options: list[str] | None) -> dict[str, Any]:
     for option in options or []:
         name, equals, value = option.partition("=")
         if not name or not equals:
-            raise typer.BadParameter(f"{option!r} is not NAME=VALUE", param_hint="--engine-option")
+            raise typer.BadParameter(f"{option!r} is not NAME=VALUE", param_hint=param_hint)
         parsed[name] = _value(value)
     return parsed
+
+
+def ray_launcher(launcher: str, options: list[str] | None) -> RayLauncher | None:
+    """The launcher that the command line asks for; None: processes of this one.
+
+    Raises:
+        typer.BadParameter: an option that it does not have, or has without Ray.
+        SettingsError: one has no valid value.
+    """
+    given = parse_engine_options(options, "--ray-option")
+    if launcher != "ray":
+        if given:
+            raise typer.BadParameter("it is of --launcher ray", param_hint="--ray-option")
+        return None
+    # A placement group is an object of a program's.
+    known = [each for each in RayLauncher.__struct_fields__ if each not in _OF_PROGRAMS]
+    for name in given.keys() - set(known):
+        meant = nearest(name, known)
+        hint = f"did you mean {meant}? " if meant else ""
+        raise typer.BadParameter(
+            f"there is no {name[:64]!r}; {hint}there are {', '.join(known)}",
+            param_hint="--ray-option",
+        )
+    return RayLauncher(**given)
+
+
+_OF_PROGRAMS = ("placement_group", "bundles")
 
 
 def parse_save_targets(options: list[str] | None) -> dict[str, str]:

@@ -1,14 +1,15 @@
-"""A router, a weight store and workers as supervised processes of this one."""
+"""A router, a weight store and workers as processes that this one supervises."""
 
 import asyncio
 import contextlib
 import os
 import signal
-from collections.abc import Callable
-from contextlib import AsyncExitStack
+from collections.abc import AsyncGenerator, Callable
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from pathlib import Path
-from typing import NoReturn, Self, Unpack
+from typing import NoReturn, Protocol, Self, Unpack
 
+from rolloutbus.bus.actor.child import Program
 from rolloutbus.bus.actor.supervisor import (
     EventHandler,
     ProcessEvent,
@@ -21,9 +22,10 @@ from rolloutbus.bus.wire.errors import SettingsError, cannot_be_pickled
 from rolloutbus.launcher.discovery import Registration
 from rolloutbus.launcher.engine_python import check_python
 from rolloutbus.launcher.plain_block import PlainBlock
-from rolloutbus.launcher.plan import READY_TIMEOUT_S, ROUTER, STORE, FleetPlan, environment
+from rolloutbus.launcher.plan import ROUTER, STORE, FleetPlan, environment
 from rolloutbus.launcher.run_dir import RunDirectory
 from rolloutbus.launcher.settings import FleetSettings, UpOptions, packages_of
+from rolloutbus.launcher.ticket import Ticket
 
 
 def children_of(pid: int) -> list[int]:
@@ -47,6 +49,21 @@ HOST_MODULE = "rolloutbus.engine_worker.host"
 
 Wiring = Callable[[str, str], str]
 """(name of a worker or the store, the router's backend) -> address where it joins."""
+
+
+class Plan(Protocol):
+    """What a fleet consists of; the programs of `FleetPlan`, wherever they run."""
+
+    @property
+    def key_file(self) -> str: ...  # noqa: D102 - as of `FleetPlan`
+    @property
+    def worker_names(self) -> list[str]: ...  # noqa: D102 - as of `FleetPlan`
+    @property
+    def ready_timeout_s(self) -> float: ...  # noqa: D102 - as of `FleetPlan`
+    def router(self, endpoints: dict[str, str] | None = None) -> Program: ...  # noqa: D102 - as of `FleetPlan`
+    def store(self, backend: str, endpoints: dict[str, str] | None = None) -> Program: ...  # noqa: D102 - as of `FleetPlan`
+    def gateway(self, router: str, endpoints: dict[str, str] | None = None) -> Program: ...  # noqa: D102 - as of `FleetPlan`
+    def worker(self, name: str, backend: str) -> Program: ...  # noqa: D102 - as of `FleetPlan`
 
 
 def _ignore(_: ProcessEvent) -> None:
@@ -107,9 +124,6 @@ class Fleet:
             ProcessFailed: a process cannot be kept running.
             DeadlineExceeded: a worker was not ready in time.
         """
-        if self._settings.python:
-            python, packages = os.fspath(self._settings.python), packages_of(self._settings)
-            await asyncio.to_thread(check_python, python, packages, environment())
         async with AsyncExitStack() as stack:
             given = self._settings.run_dir
             run_dir = stack.enter_context(
@@ -117,8 +131,8 @@ class Fleet:
             )
             self.run_dir = run_dir.path
             stack.enter_context(self._registration)
+            plan = await stack.enter_async_context(self._planned(run_dir))
             await stack.enter_async_context(self._supervisor)
-            plan = FleetPlan(self._settings, run_dir)
             self.key_file = plan.key_file
             await self._start(plan)
             self._announce()
@@ -158,6 +172,15 @@ class Fleet:
         return self._gateway.endpoints["http"] if self._gateway else ""
 
     @property
+    def ticket(self) -> Ticket:
+        """Address and key as one value that pickles, for clients on other machines.
+
+        Raises:
+            SettingsError: nothing on another machine can reach this fleet.
+        """
+        return Ticket.of(self.address, self.key_file)
+
+    @property
     def backend(self) -> str:
         """Endpoint for workers that join."""
         return self._router.endpoints["backend"] if self._router else ""
@@ -170,8 +193,12 @@ class Fleet:
     @property
     def pids(self) -> dict[str, int]:
         """Process ids by name: router, store, gateway, workers; 0 while one starts again."""
-        processes = [self._router, self._store, self._gateway, *self._workers.values()]
-        return {each.spec.name: each.pid for each in processes if each is not None}
+        return {each.spec.name: each.pid for each in self._processes()}
+
+    @property
+    def nodes(self) -> dict[str, str]:
+        """Ray's ids of the nodes by name; empty without Ray, or while one has no place."""
+        return {each.spec.name: each.node for each in self._processes()}
 
     async def wait_ready(self, timeout_s: float) -> None:
         """Wait until every process serves, those killed before included.
@@ -192,7 +219,13 @@ class Fleet:
                 os.kill(pid, signal.SIGKILL)
 
     def host_pids(self, name: str) -> list[int]:
-        """The engine hosts of a worker: one, or none while it is being started again."""
+        """The engine hosts of a worker: one, or none while it is being started again.
+
+        Raises:
+            SettingsError: the fleet is on Ray, perhaps on other machines.
+        """
+        if self._settings.launcher is not None:
+            raise SettingsError("engine hosts of a fleet on Ray cannot be found from here")
         children = children_of(self._worker(name).pid)
         return [pid for pid in children if HOST_MODULE in command_of(pid)]
 
@@ -211,13 +244,29 @@ class Fleet:
             self._announce()  # a router may come back with another key
         self._on_event(event)
 
+    def _processes(self) -> list[SupervisedProcess]:
+        found = [self._router, self._store, self._gateway, *self._workers.values()]
+        return [each for each in found if each is not None]
+
+    def _planned(self, run_dir: RunDirectory) -> AbstractAsyncContextManager[Plan]:
+        launcher = self._settings.launcher
+        if launcher is None:
+            return _planned_here(self._settings, run_dir)
+        # Ray is an extra, and takes a second to import.
+        from rolloutbus.launcher.on_ray.plan import planned  # noqa: PLC0415
+
+        def tell(sentence: str) -> None:
+            self._on_event(ProcessEvent("ray", "told", sentence))
+
+        return planned(launcher, self._settings, run_dir, tell)
+
     def _announce(self) -> None:
         self._registration.announce(self.address, self.key_file)
         self._is_announced = True
 
-    async def _start(self, plan: FleetPlan) -> None:
+    async def _start(self, plan: Plan) -> None:
         [router] = self._supervisor.start(plan.router())
-        await self._supervisor.wait_ready(READY_TIMEOUT_S)
+        await self._supervisor.wait_ready(plan.ready_timeout_s)
         router.spec = plan.router(router.endpoints)
         self._router = router
         where = self._wiring(STORE, self.backend)
@@ -232,7 +281,7 @@ class Fleet:
             self._store.spec = plan.store(where, self._store.endpoints)
         if self._settings.http is not None:
             [self._gateway] = self._supervisor.start(plan.gateway(self.address))
-            await self._supervisor.wait_ready(READY_TIMEOUT_S)
+            await self._supervisor.wait_ready(plan.ready_timeout_s)
             self._gateway.spec = plan.gateway(self.address, self._gateway.endpoints)
 
     def _worker(self, name: str) -> SupervisedProcess:
@@ -242,9 +291,19 @@ class Fleet:
         return worker
 
 
+@asynccontextmanager
+async def _planned_here(settings: FleetSettings, run_dir: RunDirectory) -> AsyncGenerator[Plan]:
+    if settings.python:
+        python, packages = os.fspath(settings.python), packages_of(settings)
+        await asyncio.to_thread(check_python, python, packages, environment())
+    yield FleetPlan(settings, run_dir)
+
+
 @strict(options=FleetSettings)
 def up(on_event: EventHandler = _ignore, /, **options: Unpack[UpOptions]) -> Fleet:
-    """Bring up a router, a weight store and workers on this machine; for `async with` or `with`.
+    """Bring up a router, a weight store and workers; for `async with` or `with`.
+
+    They run on this machine, or on a Ray cluster with `launcher=rolloutbus.RayLauncher()`.
 
     Args:
         on_event: hears of every start, death and restart of a process.

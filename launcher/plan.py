@@ -5,7 +5,7 @@ import os
 import secrets
 import site
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -93,6 +93,19 @@ class FleetKeys:
             allow_list=str(self._directory / ALLOW_LIST),
         )
 
+    def files_of(self, name: str) -> dict[str, bytes]:
+        """Content by file name of all that `security_of` names, for another machine."""
+        files = (self._file(name), self._router_pub, self._directory / ALLOW_LIST)
+        return {file.name: file.read_bytes() for file in files}
+
+    def write(self, files: Mapping[str, bytes]) -> None:
+        """Write what `files_of` has returned on another machine; only this user may read it."""
+        private_dir(self._directory)
+        for name, content in files.items():
+            file = self._directory / name
+            file.touch(mode=0o600)
+            file.write_bytes(content)
+
     @property
     def _router_pub(self) -> Path:
         return public_file(self._file(ROUTER))
@@ -122,15 +135,29 @@ WORKER_GRACE_S = 12.0
 """A worker gives its engine host 8 s to leave."""
 
 _WORKER: Role = "worker"
-_ANY_PORT = "tcp://127.0.0.1:0"
+_LOOPBACK = "127.0.0.1"
 
 
 class FleetPlan:
     """Every process of one fleet."""
 
-    def __init__(self, settings: FleetSettings, run_dir: RunDirectory) -> None:
+    ready_timeout_s = READY_TIMEOUT_S
+    """Of what has no engine to build."""
+
+    def __init__(
+        self, settings: FleetSettings, run_dir: RunDirectory, host: str = _LOOPBACK
+    ) -> None:
+        """Plan a fleet.
+
+        Args:
+            settings: of the fleet.
+            run_dir: gets settings files, logs and Unix sockets.
+            host: address of this machine's interface that everything listens on; one that others
+                can reach needs keys.
+        """
         self._settings = settings
         self._run_dir = run_dir
+        self._any_port = f"tcp://{host}:0"
         weights_dir = settings.weights_dir
         self._weights_dir = str(Path(weights_dir).absolute()) if weights_dir else ""
         # A store's record names the fleet. Without a store its clients would know it by no name at
@@ -145,6 +172,10 @@ class FleetPlan:
     def key_file(self) -> str:
         """Key file for clients; empty if the fleet asks for no keys."""
         return str(self._keys.operator) if self._keys is not None else ""
+
+    def key_files(self, name: str) -> dict[str, bytes]:
+        """What an actor needs of the keys on another machine; see `FleetKeys.files_of`."""
+        return self._keys.files_of(name) if self._keys is not None else {}
 
     def router(self, endpoints: dict[str, str] | None = None) -> ProcessSpec:
         """The router.
@@ -230,8 +261,20 @@ class FleetPlan:
 
     def worker(self, name: str, backend: str) -> ProcessSpec:
         """One worker, which joins at `backend`."""
+        settings = self.worker_settings(name, backend)
+        options = self._after_other_gpus(name, settings.engine_options)
+        spec = self._spec(
+            name,
+            "rolloutbus.engine_worker",
+            msgspec.structs.replace(settings, engine_options=options),
+            interpreter=self._settings.python,
+        )
+        return dataclasses.replace(spec, grace_s=WORKER_GRACE_S, may_leave=True)
+
+    def worker_settings(self, name: str, backend: str) -> WorkerSettings:
+        """Settings of a worker that is alone on its machine: its engine takes the first GPUs."""
         profile_dir = self._settings.profile_dir
-        settings = WorkerSettings(
+        return WorkerSettings(
             name=name,
             router=backend,
             policy=self._settings.policy,
@@ -240,19 +283,14 @@ class FleetPlan:
             save_targets=absolute_targets(self._settings.save_targets),
             profile_dir=str(profile_dir and Path(profile_dir).absolute()),
             engine=self._settings.engine,
-            engine_options=self._engine_options(name),
+            engine_options=engine_options(self._settings),
             lease=self._settings.lease,
             security=self._security(name),
             host=self._settings.host,
             exit_with_parent=True,
         )
-        spec = self._spec(
-            name, "rolloutbus.engine_worker", settings, interpreter=self._settings.python
-        )
-        return dataclasses.replace(spec, grace_s=WORKER_GRACE_S, may_leave=True)
 
-    def _engine_options(self, name: str) -> dict[str, Any]:
-        options = engine_options(self._settings)
+    def _after_other_gpus(self, name: str, options: dict[str, Any]) -> dict[str, Any]:
         if self._settings.engine != "sglang" or options.get("device") == "cpu":
             return options
         # Each engine takes the GPUs after those of the one before.
@@ -287,7 +325,7 @@ class FleetPlan:
 
     def _endpoint(self, name: str) -> str:
         is_ipc = self._settings.transport == "ipc" and self._keys is None
-        return self._run_dir.ipc(name) if is_ipc else _ANY_PORT
+        return self._run_dir.ipc(name) if is_ipc else self._any_port
 
     def _security(self, name: str) -> SecuritySettings | None:
         return self._keys.security_of(name) if self._keys is not None else None

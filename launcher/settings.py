@@ -21,6 +21,7 @@ from rolloutbus.engine_worker.engines.transformers.settings import TransformersS
 from rolloutbus.engine_worker.settings import HostSettings
 from rolloutbus.gateway.settings import GatewaySettings
 from rolloutbus.launcher.engine_python import find_python
+from rolloutbus.launcher.on_ray.launcher import RayLauncher
 
 EngineKind = Literal["transformers", "sglang", "fake"]
 Transport = Literal["ipc", "tcp"]
@@ -69,10 +70,11 @@ class UpOptions(TypedDict, total=False):
     journal: str | os.PathLike[str]
     http: int | None
     http_options: Mapping[str, Any]
+    launcher: RayLauncher | None
 
 
 class FleetSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """Router, weight store and workers on this machine."""
+    """Router, weight store and workers: on this machine, or on the nodes of a Ray cluster."""
 
     name: str = ""
     """What commands know the fleet by, unique among this user's on this machine; empty: `default`,
@@ -132,6 +134,9 @@ class FleetSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
     none."""
     http_options: Mapping[str, Any] = msgspec.field(default_factory=dict[str, Any])
     """More settings of the gateway: GatewaySettings, those of `HTTP_OPTIONS`."""
+    launcher: RayLauncher | None = None
+    """Who brings the processes up; None: this program, as its children. On Ray everything goes over
+    TCP with keys: those of `secure`, or of this run alone."""
 
     def __post_init__(self) -> None:
         _check_types(self)
@@ -143,7 +148,8 @@ class FleetSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
         for value, kind in ((self.engine, EngineKind), (self.transport, Transport)):
             if value not in get_args(kind):
                 raise SettingsError(f"{value!r} is not one of {', '.join(get_args(kind))}")
-        if self.address and self.secure is None and not is_local(self.address):
+        has_keys = self.secure is not None or self.launcher is not None
+        if self.address and not has_keys and not is_local(self.address):
             raise SettingsError(f"{self.address} is beyond this machine: say secure (--secure DIR)")
         if self.http is not None:
             if not 0 <= self.http <= MAX_PORT:

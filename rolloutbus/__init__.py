@@ -22,6 +22,7 @@ if TYPE_CHECKING:
         Want,
     )
     from rolloutbus.launcher.fleet import Fleet, up
+    from rolloutbus.launcher.on_ray.launcher import RayLauncher
     from rolloutbus.replay.offline import OfflineRollouts
     from rolloutbus.replay.recorder import record
     from rolloutbus.replay.subscriber import subscribe
@@ -42,6 +43,7 @@ _HOMES = {
     "OfflineRollouts": "rolloutbus.replay.offline",
     "OpenAIClient": "rolloutbus.trainer_adapter.openai.client",
     "Processor": _MESSAGES,
+    "RayLauncher": "rolloutbus.launcher.on_ray.launcher",
     "Rollout": "rolloutbus.trainer_adapter.client.core.results",
     "RolloutClient": "rolloutbus.trainer_adapter.client.client",
     "SamplingParams": _MESSAGES,
@@ -69,6 +71,7 @@ __all__ = [
     "OfflineRollouts",
     "OpenAIClient",
     "Processor",
+    "RayLauncher",
     "Rollout",
     "RolloutClient",
     "SamplingParams",

@@ -2,6 +2,7 @@
 
 from rolloutbus.bus.wire.messages.control import FleetStatus, WorkerStatus
 from rolloutbus.bus.wire.messages.generation import DetachedRequest
+from rolloutbus.launcher.ticket import Ticket
 from rolloutbus.replay.offline import OfflineRollout
 from rolloutbus.replay.recorder import Recorder
 from rolloutbus.replay.subscriber import Subscriber
@@ -30,6 +31,7 @@ __all__ = [
     "Session",
     "Subscriber",
     "SyncSession",
+    "Ticket",
     "Transcript",
     "TransferProgress",
     "WeightTransferHandle",

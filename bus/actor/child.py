@@ -7,7 +7,7 @@ import signal
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, Protocol
 
 from rolloutbus.bus.actor.process import PARENT_VARIABLE, ActorExit, read_notice, read_ready
 from rolloutbus.bus.actor.resources import NO_ROOM
@@ -16,9 +16,66 @@ _READ_BYTES = 65_536
 _TAIL_BYTES = 16_384
 
 
+OnReady = Callable[[dict[str, str]], None]
+"""Gets the endpoints of a child as soon as it announces them."""
+OnNotice = Callable[[str], None]
+"""Gets what a child says to people, which its log may have no room for."""
+
+
+class Child(Protocol):
+    """One incarnation of a program, on this machine or on another one."""
+
+    @property
+    def pid(self) -> int:
+        """Process id, on its machine; 0 while it has none yet."""
+        ...
+
+    @property
+    def node(self) -> str:
+        """The machine, by the name that its launcher knows; empty: this one, or none yet."""
+        ...
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether there is nothing left to end."""
+        ...
+
+    async def wait(self) -> int | None:
+        """Wait for its end; returns its exit status, or minus the number of a signal.
+
+        None: nobody knows, because it was lost with its machine.
+        """
+        ...
+
+    def kill(self) -> None:
+        """SIGKILL it and all that it started."""
+        ...
+
+    async def stop(self) -> None:
+        """Have it leave, in its time of grace; then kill it. Returns when it has ended."""
+        ...
+
+
+class Program(Protocol):
+    """What a supervisor keeps running; fields as of `ProcessSpec`."""
+
+    @property
+    def name(self) -> str: ...  # noqa: D102 - as of `ProcessSpec`
+    @property
+    def log(self) -> Path: ...  # noqa: D102 - as of `ProcessSpec`
+    @property
+    def ready_timeout_s(self) -> float: ...  # noqa: D102 - as of `ProcessSpec`
+    @property
+    def may_leave(self) -> bool: ...  # noqa: D102 - as of `ProcessSpec`
+
+    async def start(self, on_ready: OnReady, on_notice: OnNotice) -> Child:
+        """Begin one incarnation; does not wait until it is ready."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class ProcessSpec:
-    """A program to run and how to treat it."""
+    """A program to run on this machine and how to treat it."""
 
     name: str
     """Unique under its supervisor."""
@@ -34,6 +91,10 @@ class ProcessSpec:
     may_leave: bool = False
     """Exit status 0 is its own decision and final; otherwise it is started again."""
 
+    async def start(self, on_ready: OnReady, on_notice: OnNotice) -> "ChildProcess":
+        """Start the process; see `ChildProcess.start`."""
+        return await ChildProcess.start(self, on_ready, on_notice)
+
 
 @dataclass(slots=True)
 class ChildProcess:
@@ -41,18 +102,16 @@ class ChildProcess:
 
     spec: ProcessSpec
     process: asyncio.subprocess.Process
-    on_ready: Callable[[dict[str, str]], None]
-    on_notice: Callable[[str], None]
+    on_ready: OnReady
+    on_notice: OnNotice
+    node = ""
     _pipe: int
     _log: BinaryIO
     _line: bytearray = field(default_factory=bytearray)
 
     @classmethod
     async def start(
-        cls,
-        spec: ProcessSpec,
-        on_ready: Callable[[dict[str, str]], None],
-        on_notice: Callable[[str], None],
+        cls, spec: ProcessSpec, on_ready: OnReady, on_notice: OnNotice
     ) -> "ChildProcess":
         """Start it.
 
@@ -96,6 +155,11 @@ class ChildProcess:
     def pid(self) -> int:
         """Process id, and the id of its group."""
         return self.process.pid
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether the process is gone."""
+        return self.process.returncode is not None
 
     async def wait(self) -> int:
         """Wait for its end; returns its exit status, or minus the number of a signal."""
@@ -178,8 +242,10 @@ def _opened(log: Path) -> BinaryIO:
         return Path(os.devnull).open("ab", buffering=0)
 
 
-def how_it_ended(status: int) -> str:
+def how_it_ended(status: int | None) -> str:
     """A clause for people: `exited with status 1`, `was ended by SIGKILL`."""
+    if status is None:
+        return "was lost"
     if status < 0:
         return f"was ended by {signal.Signals(-status).name}"
     match status:

@@ -39,8 +39,9 @@ def die_with_parent(parent: int = 0) -> None:
         os.kill(os.getpid(), signal.SIGTERM)
 
 
-_COMPLAINT = "error: "
-_PREFIXES = {"error": _COMPLAINT, "warning": "warning: "}
+COMPLAINT = "error: "
+"""Begins the sentence with which a process says why it ends."""
+_PREFIXES = {"error": COMPLAINT, "warning": "warning: "}
 _LATE_LINES = 4
 PARENT_VARIABLE = "ROLLOUTBUS_PARENT"
 """In the environment of a supervised process: the process id of its supervisor, which may have died
@@ -144,8 +145,8 @@ def complaint_in(log: Sequence[str]) -> str:
 
     What it leaves behind, such as the processes of an engine, may add a few lines.
     """
-    reasons = [line for line in log[-_LATE_LINES:] if line.startswith(_COMPLAINT)]
-    return reasons[-1].removeprefix(_COMPLAINT) if reasons else ""
+    reasons = [line for line in log[-_LATE_LINES:] if line.startswith(COMPLAINT)]
+    return reasons[-1].removeprefix(COMPLAINT) if reasons else ""
 
 
 def on_stop_signal(stop: Callable[[], object]) -> None:

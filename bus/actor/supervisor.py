@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal, Self
 
-from rolloutbus.bus.actor.child import ChildProcess, ProcessSpec, how_it_ended, last_lines
+from rolloutbus.bus.actor.child import Child, Program, how_it_ended, last_lines
 from rolloutbus.bus.actor.loop import BootClock, Clock
 from rolloutbus.bus.actor.process import ActorExit, complaint_in
 from rolloutbus.bus.backoff import wait_after
@@ -56,7 +56,7 @@ class SupervisedProcess:
     """One program, kept running: what is known of its present incarnation."""
 
     def __init__(
-        self, spec: ProcessSpec, rule: RestartRule, on_event: EventHandler, clock: Clock
+        self, spec: Program, rule: RestartRule, on_event: EventHandler, clock: Clock
     ) -> None:
         self.spec = spec
         """May be replaced; the next incarnation follows it."""
@@ -65,7 +65,7 @@ class SupervisedProcess:
         self._rule = rule
         self._on_event = on_event
         self._clock = clock
-        self._child: ChildProcess | None = None
+        self._child: Child | None = None
         self._ready = asyncio.Event()
         self._stopping = asyncio.Event()
         self._deaths: deque[float] = deque()
@@ -79,6 +79,11 @@ class SupervisedProcess:
     def pid(self) -> int:
         """Process id; 0 while it does not run."""
         return self._child.pid if self._child else 0
+
+    @property
+    def node(self) -> str:
+        """Its machine, by the name that its launcher knows; empty: this one, or none yet."""
+        return self._child.node if self._child else ""
 
     @property
     def is_ready(self) -> bool:
@@ -116,11 +121,11 @@ class SupervisedProcess:
         if self._child is not None:
             await self._child.stop()
 
-    async def _live(self) -> int:
+    async def _live(self) -> int | None:
         """One incarnation; returns its exit status."""
-        child = self._child = await ChildProcess.start(self.spec, self._became_ready, self._noticed)
+        child = self._child = await self.spec.start(self._became_ready, self._noticed)
         self._complaint = ""
-        self._report("started", f"started as process {child.pid}")
+        self._report("started", f"started as process {child.pid}" if child.pid else "is started")
         if self.spec.ready_timeout_s:
             loop = asyncio.get_running_loop()
             self._late = loop.call_later(self.spec.ready_timeout_s, self._kill_late, child)
@@ -132,10 +137,10 @@ class SupervisedProcess:
             self._ready.clear()
             self._in_time()
             # Cancelled while it runs: `stop` still has to end it.
-            if child.process.returncode is not None:
+            if child.has_ended:
                 self._child = None
 
-    def _kill_late(self, child: ChildProcess) -> None:
+    def _kill_late(self, child: Child) -> None:
         self._complaint = f"it was not ready within {self.spec.ready_timeout_s:g} s"
         child.kill()
 
@@ -158,12 +163,12 @@ class SupervisedProcess:
         else:
             self._report("told", sentence)
 
-    def _is_final(self, status: int) -> bool:
+    def _is_final(self, status: int | None) -> bool:
         """Whether it left on purpose, or would only be turned away again."""
         is_turned_away = status in (ActorExit.REPLACED, ActorExit.FORBIDDEN)
         return is_turned_away or (status == ActorExit.STOPPED and self.spec.may_leave)
 
-    def _judge(self, status: int) -> float:
+    def _judge(self, status: int | None) -> float:
         """Count a death; returns the seconds to rest before the next start."""
         if status in _HOPELESS and not self._was_ready:
             raise self._failure(status, "")
@@ -181,7 +186,7 @@ class SupervisedProcess:
         self._report("died", f"{why}; starting it again in {delay_s:g} s")
         return delay_s
 
-    def _failure(self, status: int, how_often: str) -> ProcessFailed:
+    def _failure(self, status: int | None, how_often: str) -> ProcessFailed:
         lines = last_lines(self.spec.log, LOG_LINES)
         message = how_it_ended(status) + how_often
         if complaint := complaint_in(lines) or self._complaint:
@@ -235,7 +240,7 @@ class Supervisor:
             for process in self._processes():
                 process.kill()
 
-    def start(self, *specs: ProcessSpec) -> list[SupervisedProcess]:
+    def start(self, *specs: Program) -> list[SupervisedProcess]:
         """Start one rank of processes; see `SupervisedProcess.wait_ready`."""
         rank = [SupervisedProcess(spec, self._rule, self._on_event, self._clock) for spec in specs]
         self._ranks.append(rank)

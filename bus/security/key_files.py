@@ -6,6 +6,7 @@ Nothing is overwritten but in one piece, and nothing is trusted that others coul
 import contextlib
 import fcntl
 import os
+import re
 import secrets
 import stat
 from collections.abc import Callable, Sequence
@@ -24,6 +25,8 @@ PUBLIC_MODE = 0o644
 OTHERS = 0o077
 """Permissions of the group and of everybody else."""
 OTHERS_MAY_WRITE = 0o022
+_DESCRIPTOR = re.compile(r"fd:(\d{1,9})")
+"""In the place of a path: an open descriptor of this process, whose content is on no disk."""
 
 
 class _KeyFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -46,6 +49,8 @@ def public_file(path: Path) -> Path:
 
 def router_key_beside(path: str | Path) -> str:
     """Path of the router's public key file in the same directory; empty if there is none."""
+    if _DESCRIPTOR.fullmatch(os.fspath(path)):
+        return ""
     file = Path(path).absolute().with_name("router.pub")
     return str(file) if file.exists() else ""
 
@@ -86,12 +91,43 @@ def read_public_key(path: str | Path) -> str:
     return check_public_key(content.decode("ascii", "replace").strip())
 
 
+def in_memory(content: bytes) -> str:
+    """Name for a key file that is in this process's memory, and goes with it; for `key_file`."""
+    descriptor = os.memfd_create("rolloutbus-key", os.MFD_CLOEXEC)
+    os.write(descriptor, content)
+    return f"fd:{descriptor}"
+
+
+def for_other_process(key_file: str) -> str:
+    """The absolute path of a key file.
+
+    Raises:
+        SettingsError: it is in this process's memory.
+    """
+    if _DESCRIPTOR.fullmatch(key_file):
+        raise SettingsError("the key is in this process's memory: pass on the fleet's ticket")
+    return os.path.abspath(key_file)  # noqa: PTH100 - as the client was told, links and all
+
+
 def read_key_pair(path: str | Path) -> KeyPair:
     """The pair of a key file that is this user's alone.
+
+    Args:
+        path: of the file, or the name that `in_memory` gave.
 
     Raises:
         SettingsError: it cannot be read, is no key file, or others could read it, too.
     """
+    return _pair_in(_secret_content(path), path)
+
+
+def _secret_content(path: str | Path) -> bytes:
+    """Content of a file that is this user's alone."""
+    if found := _DESCRIPTOR.fullmatch(os.fspath(path)):
+        try:
+            return os.pread(int(found[1]), MAX_KEY_FILE_BYTES, 0)
+        except OSError as error:
+            raise SettingsError(f"cannot read the key {path}: {error.strerror}") from error
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError as error:
@@ -108,7 +144,10 @@ def read_key_pair(path: str | Path) -> KeyPair:
                 f"the key file {path} has mode {mode:04o}, so that others may use it: "
                 "chmod 600 it, or make a new key if others could read it"
             )
-        content = file.read(MAX_KEY_FILE_BYTES)
+        return file.read(MAX_KEY_FILE_BYTES)
+
+
+def _pair_in(content: bytes, path: str | Path) -> KeyPair:
     try:
         held = msgspec.json.decode(content, type=_KeyFile)
         secret = bytes.fromhex(held.secret)

@@ -20,8 +20,10 @@ from rolloutbus.cli.options import (
     EngineOptions,
     KeepText,
     KeysDir,
+    Launcher,
     OwnAddress,
     ProfileDir,
+    RayOptions,
     RouterJournal,
     RunDir,
     SaveTargets,
@@ -33,6 +35,7 @@ from rolloutbus.cli.options import (
     example,
     not_empty,
     parse_save_targets,
+    ray_launcher,
 )
 from rolloutbus.cli.terminal import ExitStatus, by_name, checked, connected, run
 from rolloutbus.launcher.fleet import Fleet, up
@@ -94,6 +97,8 @@ def up_command(
     sessions_per_slot: SessionsPerSlot = 2.0,
     tap: WithTap = False,
     journal: RouterJournal = "",
+    launcher: Launcher = "local",
+    ray_option: RayOptions = None,
     http: Annotated[
         int | None,
         typer.Option(
@@ -125,6 +130,7 @@ def up_command(
         tap=tap,
         journal=journal,
         http=http,
+        launcher=checked(lambda: ray_launcher(launcher, ray_option)),
     )
     console = Console()
     fleet = checked(lambda: up(partial(_tell, console), **options))

@@ -73,7 +73,7 @@ CORNERS = {
     "art": r"trainer_adapter/frameworks/art/.*|tests/adapters/.*",
     "skyrl": r"trainer_adapter/frameworks/skyrl/.*|tests/adapters/.*",
     "verl": r"trainer_adapter/frameworks/verl/.*|tests/adapters/.*",
-    "ray": r"trainer_adapter/frameworks/verl/.*|tests/adapters/.*",
+    "ray": r"launcher/on_ray/.*|trainer_adapter/frameworks/verl/.*|tests/adapters/.*",
     "hydra": r"tests/adapters/.*",
     "peft": r"trainer_adapter/frameworks/art/.*|tests/.*",
     "datasets": r"tests/adapters/.*|benchmarks/adapter_overhead\.py",

@@ -11,7 +11,7 @@ import numpy as np
 
 from rolloutbus.bus.actor.loop import Clock
 from rolloutbus.bus.actor.ref import FLEET, ROUTER
-from rolloutbus.bus.security.key_files import router_key_beside
+from rolloutbus.bus.security.key_files import for_other_process, router_key_beside
 from rolloutbus.bus.security.keys import SecuritySettings
 from rolloutbus.bus.security.zmq_curve import Dialer, dialer_of
 from rolloutbus.bus.strict_calls import strict
@@ -154,14 +154,15 @@ class RolloutClient:
     def connect_options(self) -> ConnectOptions:
         """What another process needs for a client of the same fleet, with a name of its own.
 
-        Plain texts, for a process pool or a remote task: `connect(**options)` or
+        Plain texts, for a process pool of this machine: `connect(**options)` or
         `connect_sync(**options)` there. If another fleet is at the address then, it says so.
+        On other machines there is no such key file: see `Fleet.ticket`.
         """
         settings = self.connection.settings
         key_file = settings.security.key_file if settings.security else ""
         return {
             "address": settings.router,
-            "key_file": os.path.abspath(key_file) if key_file else "",  # noqa: PTH100 - no file yet
+            "key_file": for_other_process(key_file) if key_file else "",
             "fleet": self.fleet or settings.fleet,
         }
 

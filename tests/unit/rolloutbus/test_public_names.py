@@ -7,7 +7,7 @@ import pytest
 import rolloutbus
 import rolloutbus.errors
 
-MOST_NAMES = 25
+MOST_NAMES = 26
 """A user reads them all."""
 NAMES = [
     "Fleet",
@@ -16,6 +16,7 @@ NAMES = [
     "OfflineRollouts",
     "OpenAIClient",
     "Processor",
+    "RayLauncher",
     "Rollout",
     "RolloutClient",
     "SamplingParams",

@@ -1,0 +1,213 @@
+"""A process of a fleet in a Ray actor, as the supervisor in this program sees it.
+
+Each incarnation has an actor of its own, which Ray never restarts: when it is lost, the supervisor
+starts the next one, and Ray finds a place for it.
+"""
+
+# pyright: reportMissingImports=false, reportUnknownVariableType=false
+# pyright: reportUnknownMemberType=false, reportUnknownArgumentType=false
+# pyright: reportUnknownParameterType=false
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Self, TypeVar
+
+import ray
+from ray.exceptions import ActorUnavailableError, RayActorError, RayError
+
+from rolloutbus.bus.actor.child import OnNotice, OnReady
+from rolloutbus.bus.actor.process import COMPLAINT, ActorExit
+from rolloutbus.launcher.on_ray.host import GpuHolder, Order, Place, ProcessHost, Report
+
+PLACED_AFTER_S = 10.0
+"""An actor that has no place for so long is told of, again and again at longer intervals."""
+UNAVAILABLE_S = 0.5
+"""Before an actor that did not answer is asked again; Ray says when it is dead."""
+CREATION = "creation task"
+"""In Ray's message if an actor could not be made on its node."""
+MARGIN_S = 10.0
+"""Beyond a process's own grace, until an actor that does not answer is killed."""
+
+T = TypeVar("T")
+
+Choice = dict[str, Any]
+"""Options of an actor: resources and scheduling strategy."""
+
+
+@dataclass(frozen=True, slots=True)
+class RayProgram:
+    """A program to run in an actor of Ray; the other fields as of `ProcessSpec`."""
+
+    name: str
+    order: Order
+    log: Path
+    """On this machine."""
+    choices: Sequence[Choice]
+    """Of the actor, and of one more for each further bundle whose GPU it uses."""
+    demand: str
+    """What Ray is asked for, for people."""
+    living: "set[RayChild]" = field(repr=False)
+    """Gets each incarnation until it has ended."""
+    ready_timeout_s: float = 0.0
+    grace_s: float = 5.0
+    may_leave: bool = False
+
+    async def start(self, on_ready: OnReady, on_notice: OnNotice) -> "RayChild":
+        """Ask Ray for the actors; does not wait until they have a place."""
+        return RayChild(self, on_ready, on_notice).begin()
+
+
+class RayChild:
+    """One incarnation of a program."""
+
+    def __init__(self, program: RayProgram, on_ready: OnReady, on_notice: OnNotice) -> None:
+        self._program = program
+        self._on_ready = on_ready
+        self._on_notice = on_notice
+        first, *others = program.choices
+        self._host: Any = ray.remote(ProcessHost).options(max_restarts=0, **first).remote()
+        self._holders: list[Any] = [
+            ray.remote(GpuHolder).options(max_restarts=0, **each).remote() for each in others
+        ]
+        self._life: asyncio.Task[int | None] | None = None
+        self._pid = 0
+        self._is_killed = False
+        self.node = ""
+        """Ray's id of its node; empty until it has a place."""
+
+    def begin(self) -> Self:
+        """Begin to follow it."""
+        self._program.living.add(self)
+        self._life = asyncio.create_task(self._live(), name=f"follow {self._program.name} on Ray")
+        return self
+
+    @property
+    def pid(self) -> int:
+        """Process id on its node; 0 until it runs there."""
+        return self._pid
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether nothing of it is left."""
+        return self._life is None or self._life.done()
+
+    async def wait(self) -> int | None:
+        """Wait for its end; returns its exit status, or None if it was lost with its actor."""
+        assert self._life is not None
+        return await asyncio.shield(self._life)
+
+    def kill(self) -> None:
+        """SIGKILL the process and all that it started; the actor if there is no process yet."""
+        if self.has_ended:
+            return
+        if self._pid:
+            self._host.kill.remote()
+        else:
+            self.abandon()
+
+    async def stop(self) -> None:
+        """Have the process leave; kill its actor if that takes longer than it may."""
+        if not self._pid:
+            self.abandon()
+        try:
+            async with asyncio.timeout(self._program.grace_s + MARGIN_S):
+                if not self._is_killed:
+                    await self._answer_of(self._host.stop.remote)
+                await self.wait()
+        except TimeoutError:
+            self.abandon()
+            await self.wait()
+        except asyncio.CancelledError:
+            self.abandon()
+            raise
+        except RayError:
+            await self.wait()  # it was lost meanwhile
+
+    def abandon(self) -> None:
+        """Have Ray end its actors at once, and all that they started with them."""
+        self._is_killed = True
+        for actor in (self._host, *self._holders):
+            ray.kill(actor)
+
+    async def _live(self) -> int | None:
+        try:
+            places = await self._placed()
+            self.node = places[0].node
+            if strays := {place.node for place in places[1:]} - {self.node}:
+                self._on_notice(
+                    f"{COMPLAINT}its bundles of the placement group are on several nodes, "
+                    f"{self.node[:8]} and {', '.join(sorted(each[:8] for each in strays))}"
+                )
+                return ActorExit.FAILED
+            gpus = [gpu for place in places for gpu in place.gpus]
+            order = self._program.order
+            self._pid = await self._answer_of(lambda: self._host.start.remote(order, gpus))
+            return await self._follow()
+        except RayActorError as error:
+            if CREATION in str(error):
+                return self._hopeless(error)
+            if not self._is_killed:
+                self._on_notice(f"{COMPLAINT}{_reason(error)}")
+            return None
+        except RayError as error:
+            return self._hopeless(error)
+        finally:
+            self.abandon()
+            self._program.living.discard(self)
+
+    def _hopeless(self, error: RayError) -> ActorExit:
+        """Its code fails on the node, or Ray refuses it: the next one would end so, too."""
+        lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+        self._on_notice(f"{COMPLAINT}on Ray: {lines[-1] if lines else type(error).__name__}")
+        return ActorExit.SETTINGS
+
+    async def _placed(self) -> list[Place]:
+        """Where its actors are, as soon as all have a place."""
+        asked = asyncio.gather(
+            *(self._answer_of(each.here.remote) for each in (self._host, *self._holders))
+        )
+        wait_s = PLACED_AFTER_S
+        while True:
+            done, _ = await asyncio.wait([asked], timeout=wait_s)
+            if done:
+                return await asked
+            self._on_notice(f"waits for a place on Ray: it asks for {self._program.demand}")
+            wait_s *= 2
+
+    async def _follow(self) -> int | None:
+        """Pass on what is reported, to the end of the process."""
+        n_heard, log_read = 0, 0
+        while True:
+            asked = (n_heard, log_read)
+            report: Report = await self._answer_of(
+                lambda asked=asked: self._host.report.remote(*asked)
+            )
+            if report.log:
+                with self._program.log.open("ab") as log:
+                    log.write(report.log)
+            for happening in report.happenings:
+                if happening.kind == "ready":
+                    self._on_ready(dict(happening.endpoints))
+                else:
+                    self._on_notice(happening.sentence)
+            n_heard += len(report.happenings)
+            log_read += len(report.log)
+            if report.status is not None:
+                return report.status
+
+    async def _answer_of(self, ask: Callable[[], Awaitable[Any]]) -> Any:  # noqa: ANN401 - Ray's
+        """What the actor answers; asked again while it cannot be reached and is not dead."""
+        while True:
+            try:
+                return await ask()
+            except ActorUnavailableError:
+                await asyncio.sleep(UNAVAILABLE_S)
+
+
+def _reason(error: RayActorError) -> str:
+    """Why an actor is gone, in one line."""
+    first, *lines = [line.strip() for line in str(error).splitlines()] or [""]
+    told = [line for line in lines if line.startswith("The actor")]
+    return f"its actor is gone: {(told or [first])[0].partition(' Some common causes')[0]}"

@@ -1,0 +1,149 @@
+"""Programs with a fleet on a Ray cluster: `python -m … ADDRESS MODEL`; a test gives the orders."""
+
+# pyright: basic, reportMissingImports=false, reportAttributeAccessIssue=false
+
+import asyncio
+import sys
+from pathlib import Path
+
+import ray
+import torch
+from ray.util.placement_group import placement_group, placement_group_table
+
+import rolloutbus
+from rolloutbus import RayLauncher, SamplingParams
+from rolloutbus.bus.actor.supervisor import ProcessEvent
+from rolloutbus.errors import SettingsError
+from rolloutbus.examples.tiny_model import load_tiny_model
+from rolloutbus.types import Ticket
+from tests.adapters.ray.orders import Orders
+
+DEADLINE_S = 120.0
+LONG = SamplingParams(max_new_tokens=100, ignore_eos=True)
+SHORT = SamplingParams(max_new_tokens=5, sampling_seed=1)
+N_ROLLOUTS, SLOTS = 64, 4
+
+
+async def lose_a_node(orders: Orders, address: str, model: str) -> None:
+    """Rollouts and an update of the weights, while the node of a worker is killed."""
+    told: list[str] = []
+    is_lost = asyncio.Event()
+
+    def hear(event: ProcessEvent) -> None:
+        told.append(f"{event.name} {event.kind}: {event.what}")
+        if event.kind == "died":
+            is_lost.set()
+
+    launcher = RayLauncher(
+        address=address, strategy="STRICT_SPREAD", resources_per_worker={"slot": 2}
+    )
+    async with (
+        rolloutbus.up(
+            hear,
+            model=model,
+            workers=2,
+            engine_options={"threads": 1, "slots": SLOTS},
+            launcher=launcher,
+        ) as fleet,
+        rolloutbus.connect(**fleet.ticket.connect_options(), name="operator-1") as client,
+    ):
+        first = fleet.nodes
+        prompts = [[1, 2, 3 + n % 8] for n in range(N_ROLLOUTS)]
+        sampling = asyncio.ensure_future(
+            client.generate_batch(prompts, LONG, n=1, deadline_s=DEADLINE_S)
+        )
+        while any(each.n_running < SLOTS for each in (await client.status()).workers):
+            pass
+        await client.pause(mode="in_place")
+        workers = (await client.status()).workers
+        orders.answer(kill=first["w1"], n_running={each.name: each.n_running for each in workers})
+        await asyncio.to_thread(orders.next)
+        # The worker that is lost cannot answer, and those who join are told.
+        await client.resume(check=False)
+        rollouts = [rollout for [rollout] in await sampling]
+        orders.answer(n_sampled=len(rollouts))
+        await asyncio.to_thread(orders.next)
+        async with asyncio.timeout(DEADLINE_S):
+            await is_lost.wait()
+        await fleet.wait_ready(DEADLINE_S)
+        trained = load_tiny_model(Path(model))
+        with torch.no_grad():
+            for parameter in trained.parameters():
+                parameter.mul_(1.01)
+        published = await rolloutbus.WeightPublisher(client).publish(trained)
+        after = [
+            await client.generate([1, 2, 3], SHORT, worker=name, versions="latest", deadline_s=30)
+            for name in fleet.worker_names
+        ]
+        orders.answer(
+            n_tokens=[len(each.tokens) for each in rollouts],
+            rids=[each.rid for each in rollouts],
+            n_moved=sum(each.n_attempts > 1 for each in rollouts),
+            version=published.version,
+            versions_after=[each.version_runs for each in after],
+            first=first,
+            nodes=fleet.nodes,
+            told=told,
+        )
+
+
+@ray.remote(num_cpus=0)
+def sample_in_a_task(ticket: Ticket) -> list[int]:
+    """On whichever node: an address that pickles is all it has."""
+    with rolloutbus.connect_sync(**ticket.connect_options()) as client:
+        return client.generate([1, 2, 3], SHORT, deadline_s=30).tokens.tolist()
+
+
+def share_a_group(orders: Orders, address: str, _: str) -> None:
+    """A program of Ray's with a placement group of GPUs, of which a fleet gets some."""
+    ray.init(address=address, log_to_driver=False, logging_level="warning")
+    group = placement_group([{"CPU": 1, "GPU": 1} for _ in range(4)], strategy="PACK")
+    ray.get(group.ready())
+    launcher = RayLauncher(placement_group=group, gpus_per_worker=2)
+    node_of = placement_group_table(group)["bundles_to_node_id"]
+    with rolloutbus.up(engine="fake", workers=2, launcher=launcher) as fleet:
+        pids = fleet.pids
+        variables = {
+            name: dict(
+                entry.split("=", 1)
+                for entry in Path(f"/proc/{pids[name]}/environ").read_text().split("\0")
+                if "=" in entry
+            )
+            for name in ("w0", "w1")
+        }
+        orders.answer(
+            gpus={name: each["CUDA_VISIBLE_DEVICES"] for name, each in variables.items()},
+            nodes=fleet.nodes,
+            bundle_nodes=[node_of[index] for index in range(4)],
+            tokens=ray.get([sample_in_a_task.remote(fleet.ticket) for _ in range(2)]),
+            free_in_group=sum(
+                amount
+                for name, amount in ray.available_resources().items()
+                if name == f"GPU_group_{group.id.hex()}"
+            ),
+        )
+    state = placement_group_table(group)["state"]
+    errors: list[str] = []
+    for n_workers in (1, 3):
+        try:
+            with rolloutbus.up(engine="fake", workers=n_workers, launcher=launcher) as fleet:
+                fleet.kill("w9")
+        except SettingsError as error:
+            errors.append(str(error))
+    orders.answer(is_initialized=ray.is_initialized(), state=state, errors=errors)
+    orders.next()  # the test has looked at the processes
+
+
+def main() -> None:
+    """Run the program of this name."""
+    name, address, model = sys.argv[1:]
+    orders = Orders()
+    orders.answer(ready=True)
+    if name == "lose_a_node":
+        asyncio.run(lose_a_node(orders, address, model))
+    else:
+        share_a_group(orders, address, model)
+
+
+if __name__ == "__main__":
+    main()
