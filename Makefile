@@ -20,7 +20,7 @@ SGLANG_NEEDS := tests/sglang/requirements-$(SGLANG).txt
 PEERS_VENV := .venv-peers
 ADAPTERS := skyrl-0.3 trl
 # Those for which a commit's 25 minutes leave no room.
-ADAPTERS_NIGHTLY := areal art skyrl-0.2 verl
+ADAPTERS_NIGHTLY := areal art ray skyrl-0.2 verl
 PEERS_NEEDS := tests/peers/requirements.txt tests/peers/requirements-alone.txt
 UNIT := $(wildcard tests/unit tests/stateful tests/conformance tests/architecture tests/fuzz)
 

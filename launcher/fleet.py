@@ -4,8 +4,8 @@ import asyncio
 import contextlib
 import os
 import signal
-from collections.abc import AsyncGenerator, Callable
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, nullcontext
 from pathlib import Path
 from typing import NoReturn, Protocol, Self, Unpack
 
@@ -124,6 +124,9 @@ class Fleet:
             ProcessFailed: a process cannot be kept running.
             DeadlineExceeded: a worker was not ready in time.
         """
+        if self._settings.python and self._settings.launcher is None:
+            python, packages = os.fspath(self._settings.python), packages_of(self._settings)
+            await asyncio.to_thread(check_python, python, packages, environment())
         async with AsyncExitStack() as stack:
             given = self._settings.run_dir
             run_dir = stack.enter_context(
@@ -251,7 +254,7 @@ class Fleet:
     def _planned(self, run_dir: RunDirectory) -> AbstractAsyncContextManager[Plan]:
         launcher = self._settings.launcher
         if launcher is None:
-            return _planned_here(self._settings, run_dir)
+            return nullcontext(FleetPlan(self._settings, run_dir))
         # Ray is an extra, and takes a second to import.
         from rolloutbus.launcher.on_ray.plan import planned  # noqa: PLC0415
 
@@ -289,14 +292,6 @@ class Fleet:
         if worker is None:
             raise SettingsError(f"no worker {name!r}: there are {', '.join(self._workers)}")
         return worker
-
-
-@asynccontextmanager
-async def _planned_here(settings: FleetSettings, run_dir: RunDirectory) -> AsyncGenerator[Plan]:
-    if settings.python:
-        python, packages = os.fspath(settings.python), packages_of(settings)
-        await asyncio.to_thread(check_python, python, packages, environment())
-    yield FleetPlan(settings, run_dir)
 
 
 @strict(options=FleetSettings)

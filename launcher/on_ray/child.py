@@ -9,6 +9,7 @@ starts the next one, and Ray finds a place for it.
 # pyright: reportUnknownParameterType=false
 
 import asyncio
+import contextlib
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,6 +20,7 @@ from ray.exceptions import ActorUnavailableError, RayActorError, RayError
 
 from rolloutbus.bus.actor.child import OnNotice, OnReady
 from rolloutbus.bus.actor.process import COMPLAINT, ActorExit
+from rolloutbus.bus.wire.errors import ProcessFailed
 from rolloutbus.launcher.on_ray.host import GpuHolder, Order, Place, ProcessHost, Report
 
 PLACED_AFTER_S = 10.0
@@ -27,6 +29,10 @@ UNAVAILABLE_S = 0.5
 """Before an actor that did not answer is asked again; Ray says when it is dead."""
 CREATION = "creation task"
 """In Ray's message if an actor could not be made on its node."""
+SILENT_S = 60.0
+"""An actor that has not answered for so long is lost; it reports every few seconds."""
+START_S = 120.0
+"""To start the process, when the actor has a place; another interpreter is looked at first."""
 MARGIN_S = 10.0
 """Beyond a process's own grace, until an actor that does not answer is killed."""
 
@@ -41,7 +47,8 @@ class RayProgram:
     """A program to run in an actor of Ray; the other fields as of `ProcessSpec`."""
 
     name: str
-    order: Order
+    order: Callable[[], Order]
+    """What an incarnation that starts now is given."""
     log: Path
     """On this machine."""
     choices: Sequence[Choice]
@@ -74,11 +81,14 @@ class RayChild:
         self._life: asyncio.Task[int | None] | None = None
         self._pid = 0
         self._is_killed = False
+        self._is_stopping = False
         self.node = ""
         """Ray's id of its node; empty until it has a place."""
 
     def begin(self) -> Self:
         """Begin to follow it."""
+        with contextlib.suppress(OSError):  # as `_write`
+            self._program.log.touch()
         self._program.living.add(self)
         self._life = asyncio.create_task(self._live(), name=f"follow {self._program.name} on Ray")
         return self
@@ -94,7 +104,12 @@ class RayChild:
         return self._life is None or self._life.done()
 
     async def wait(self) -> int | None:
-        """Wait for its end; returns its exit status, or None if it was lost with its actor."""
+        """Wait for its end; returns its exit status, or None if it was lost with its actor.
+
+        Raises:
+            ProcessFailed: Ray has lost the node of this program, and all of its actors with it.
+        """
+        # Several wait; one that is cancelled must not end it for the others.
         assert self._life is not None
         return await asyncio.shield(self._life)
 
@@ -109,6 +124,7 @@ class RayChild:
 
     async def stop(self) -> None:
         """Have the process leave; kill its actor if that takes longer than it may."""
+        self._is_stopping = True
         if not self._pid:
             self.abandon()
         try:
@@ -116,14 +132,12 @@ class RayChild:
                 if not self._is_killed:
                     await self._answer_of(self._host.stop.remote)
                 await self.wait()
-        except TimeoutError:
+        except (TimeoutError, RayError, ProcessFailed):
+            pass  # who waits for it is told why
+        finally:
             self.abandon()
-            await self.wait()
-        except asyncio.CancelledError:
-            self.abandon()
-            raise
-        except RayError:
-            await self.wait()  # it was lost meanwhile
+            if self._life is not None:
+                self._life.cancel()
 
     def abandon(self) -> None:
         """Have Ray end its actors at once, and all that they started with them."""
@@ -132,30 +146,42 @@ class RayChild:
             ray.kill(actor)
 
     async def _live(self) -> int | None:
+        """All of its life; cancelling it gives it up as lost."""
         try:
-            places = await self._placed()
-            self.node = places[0].node
-            if strays := {place.node for place in places[1:]} - {self.node}:
-                self._on_notice(
-                    f"{COMPLAINT}its bundles of the placement group are on several nodes, "
-                    f"{self.node[:8]} and {', '.join(sorted(each[:8] for each in strays))}"
-                )
-                return ActorExit.FAILED
-            gpus = [gpu for place in places for gpu in place.gpus]
-            order = self._program.order
-            self._pid = await self._answer_of(lambda: self._host.start.remote(order, gpus))
-            return await self._follow()
+            return await self._lived()
+        except asyncio.CancelledError:
+            return None
+        except TimeoutError:
+            self._on_notice(f"{COMPLAINT}its actor has not answered for {SILENT_S:g} s")
         except RayActorError as error:
             if CREATION in str(error):
                 return self._hopeless(error)
             if not self._is_killed:
                 self._on_notice(f"{COMPLAINT}{_reason(error)}")
-            return None
         except RayError as error:
             return self._hopeless(error)
         finally:
             self.abandon()
             self._program.living.discard(self)
+        if not self._is_stopping and await _is_cut_off():
+            name = self._program.name
+            raise ProcessFailed(name, "the node of this program has left Ray's cluster")
+        return None
+
+    async def _lived(self) -> int | None:
+        places = await self._placed()
+        self.node = places[0].node
+        if strays := {place.node for place in places[1:]} - {self.node}:
+            self._on_notice(
+                f"{COMPLAINT}its bundles of the placement group are on several nodes, "
+                f"{self.node[:8]} and {', '.join(sorted(each[:8] for each in strays))}"
+            )
+            return ActorExit.FAILED
+        gpus = [gpu for place in places for gpu in place.gpus]
+        order = self._program.order()
+        start = self._answer_of(lambda: self._host.start.remote(order, gpus), START_S)
+        self._pid = await start
+        return await self._follow()
 
     def _hopeless(self, error: RayError) -> ActorExit:
         """Its code fails on the node, or Ray refuses it: the next one would end so, too."""
@@ -169,12 +195,13 @@ class RayChild:
             *(self._answer_of(each.here.remote) for each in (self._host, *self._holders))
         )
         wait_s = PLACED_AFTER_S
-        while True:
-            done, _ = await asyncio.wait([asked], timeout=wait_s)
-            if done:
-                return await asked
-            self._on_notice(f"waits for a place on Ray: it asks for {self._program.demand}")
-            wait_s *= 2
+        try:
+            while not (await asyncio.wait([asked], timeout=wait_s))[0]:
+                self._on_notice(f"waits for a place on Ray: it asks for {self._program.demand}")
+                wait_s *= 2
+            return await asked
+        finally:
+            asked.cancel()
 
     async def _follow(self) -> int | None:
         """Pass on what is reported, to the end of the process."""
@@ -182,11 +209,9 @@ class RayChild:
         while True:
             asked = (n_heard, log_read)
             report: Report = await self._answer_of(
-                lambda asked=asked: self._host.report.remote(*asked)
+                lambda asked=asked: self._host.report.remote(*asked), SILENT_S
             )
-            if report.log:
-                with self._program.log.open("ab") as log:
-                    log.write(report.log)
+            self._write(report.log)
             for happening in report.happenings:
                 if happening.kind == "ready":
                     self._on_ready(dict(happening.endpoints))
@@ -197,13 +222,37 @@ class RayChild:
             if report.status is not None:
                 return report.status
 
-    async def _answer_of(self, ask: Callable[[], Awaitable[Any]]) -> Any:  # noqa: ANN401 - Ray's
-        """What the actor answers; asked again while it cannot be reached and is not dead."""
-        while True:
-            try:
-                return await ask()
-            except ActorUnavailableError:
-                await asyncio.sleep(UNAVAILABLE_S)
+    def _write(self, part: bytes) -> None:
+        if part:
+            with contextlib.suppress(OSError), self._program.log.open("ab") as log:
+                log.write(part)  # if the disk is full, the fleet goes on all the same
+
+    async def _answer_of(
+        self, ask: Callable[[], Awaitable[Any]], timeout_s: float | None = None
+    ) -> Any:  # noqa: ANN401 - Ray's
+        """What the actor answers; asked again while it cannot be reached and is not dead.
+
+        Raises:
+            TimeoutError: it has not within `timeout_s` seconds.
+            RayError: it is dead.
+        """
+        async with asyncio.timeout(timeout_s):
+            while True:
+                try:
+                    return await ask()
+                except ActorUnavailableError:
+                    await asyncio.sleep(UNAVAILABLE_S)
+
+
+async def _is_cut_off() -> bool:
+    """Whether Ray counts the node of this program as dead: its actors are, too, then."""
+    own = ray.get_runtime_context().get_node_id()
+    try:
+        async with asyncio.timeout(SILENT_S):
+            nodes = await asyncio.to_thread(ray.nodes)
+    except (TimeoutError, RayError):
+        return True  # its control store does not answer either
+    return own not in {node["NodeID"] for node in nodes if node["Alive"]}
 
 
 def _reason(error: RayActorError) -> str:

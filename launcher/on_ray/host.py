@@ -28,6 +28,8 @@ from rolloutbus.launcher.run_dir import RunDirectory
 
 LOG_EVERY_S = 0.5
 """Between two looks at a log that grows."""
+REPORT_S = 5.0
+"""A report comes at least so often, so that silence shows."""
 LOG_PART_BYTES = 256 * 1024
 """Of a log in one report."""
 
@@ -42,6 +44,8 @@ class WorkerOrder:
     """As `FleetSettings.python`."""
     packages: Sequence[str]
     """That this interpreter must have."""
+    variables: Mapping[str, str]
+    """Of the program's environment, besides the node's own."""
     keys: Mapping[str, bytes] = field(repr=False)
     """Name of a file of keys -> its content."""
 
@@ -103,6 +107,7 @@ class ProcessHost:
         self._files = contextlib.ExitStack()
         self._child: ChildProcess | None = None
         self._watching: asyncio.Task[None] | None = None
+        self._starting = asyncio.Lock()
         self._news = asyncio.Event()
         self._happenings: list[Happening] = []
         self._n_forgotten = 0
@@ -124,6 +129,10 @@ class ProcessHost:
             order: what to run.
             gpus: ids of all GPUs of this node that it may use; none: Ray's choice stands.
         """
+        async with self._starting:  # Ray may have asked before, and not got the answer
+            return self._child.pid if self._child is not None else await self._start(order, gpus)
+
+    async def _start(self, order: Order, gpus: Sequence[str]) -> int:
         try:
             spec = order if isinstance(order, ProcessSpec) else await self._prepared(order, gpus)
             self._child = await spec.start(self._became_ready, self._told)
@@ -135,7 +144,7 @@ class ProcessHost:
         return self._child.pid
 
     async def report(self, n_heard: int, log_read: int) -> Report:
-        """Wait until there is news, and return it; again, if the next call has not read it.
+        """Wait for news, a few seconds; news come again if the next call has not read them.
 
         Args:
             n_heard: happenings that were read in earlier reports.
@@ -145,11 +154,12 @@ class ProcessHost:
             return self._last
         del self._happenings[: n_heard - self._n_forgotten]
         self._n_forgotten = n_heard
-        while True:
+        looks = int(REPORT_S / LOG_EVERY_S)
+        while not (log := self._part_of_log(log_read)) and looks:
             self._news.clear()
-            log = self._part_of_log(log_read)
-            if log or self._happenings or self._status is not None:
+            if self._happenings or self._status is not None:
                 break
+            looks -= 1
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(LOG_EVERY_S):
                     await self._news.wait()
@@ -180,7 +190,7 @@ class ProcessHost:
         settings = msgspec.structs.replace(
             order.settings, stream=f"tcp://{place.host}:0", security=keys.security_of(name)
         )
-        variables = environment()
+        variables = {**environment(), **order.variables}
         if gpus:
             variables["CUDA_VISIBLE_DEVICES"] = ",".join(gpus)
         interpreter = order.interpreter and find_python(order.interpreter)

@@ -34,7 +34,8 @@ def seats_in(
 ) -> list[list[int]]:
     """Bundles of each worker: as many workers to a bundle as it has room for.
 
-    Where no bundle has all GPUs of a worker, it gets one each of several bundles on one node.
+    Where no bundle has all GPUs of a worker, it gets one each of several bundles on one node; so
+    it does where it gets shares, since Ray would take two halves for one GPU.
 
     Args:
         bundles: index -> resources, those that may be used.
@@ -45,7 +46,8 @@ def seats_in(
     Raises:
         SettingsError: they have no room for so many.
     """
-    if demand.n_gpus > 1 and not any(_fits(demand.whole, each) for each in bundles.values()):
+    has_whole = any(_fits(demand.whole, each) for each in bundles.values())
+    if demand.n_gpus > 1 and (demand.gpu_share < 1 or not has_whole):
         seats = _side_by_side(bundles, nodes, demand)
     else:
         seats = [[index] for index in _one_each(bundles, demand.whole)]

@@ -8,6 +8,7 @@ import asyncio
 import os
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -20,6 +21,7 @@ from ray.util.scheduling_strategies import (
 )
 
 from rolloutbus.bus.actor.child import ProcessSpec
+from rolloutbus.bus.actor.variables import CHOICES
 from rolloutbus.bus.wire.errors import DeadlineExceeded, SettingsError
 from rolloutbus.engine_worker.engines.sglang.settings import named
 from rolloutbus.launcher.on_ray.child import PLACED_AFTER_S, Choice, RayChild, RayProgram
@@ -32,6 +34,8 @@ from rolloutbus.launcher.settings import FleetSettings, packages_of
 
 ACTOR_START_S = 60.0
 """For Ray to start a process that an actor runs in."""
+TRACING = "OTEL_"
+"""Begins the variables of OpenTelemetry."""
 Tell = Callable[[str], None]
 
 
@@ -151,21 +155,29 @@ class RayPlan:
 
     def worker(self, name: str, backend: str) -> RayProgram:
         """One worker, in its bundles of the placement group."""
-        order = WorkerOrder(
-            settings=self._local.worker_settings(name, backend),
-            interpreter=os.fspath(self._settings.python),
-            packages=packages_of(self._settings),
-            keys=self._local.key_files(name),
-        )
         return RayProgram(
             name,
-            order,
+            partial(self._order, name, backend),
             self._logs / f"{name}.log",
             self._reservation.choices(self.worker_names.index(name)),
             shown(self._reservation.demand.whole),
             self._living,
             grace_s=WORKER_GRACE_S,
             may_leave=True,
+        )
+
+    def _order(self, name: str, backend: str) -> WorkerOrder:
+        """What a worker that starts now needs: keys may have changed since the fleet began."""
+        return WorkerOrder(
+            settings=self._local.worker_settings(name, backend),
+            interpreter=os.fspath(self._settings.python),
+            packages=packages_of(self._settings),
+            variables={
+                variable: value
+                for variable, value in os.environ.items()
+                if variable in CHOICES or variable.startswith(TRACING)
+            },
+            keys=self._local.key_files(name),
         )
 
     def _here(self, spec: ProcessSpec) -> RayProgram:
@@ -176,7 +188,7 @@ class RayPlan:
         }
         return RayProgram(
             spec.name,
-            spec,
+            lambda: spec,
             spec.log,
             [choice],
             "this program's node",
@@ -238,6 +250,10 @@ def _joined(launcher: RayLauncher) -> bool:
 
 
 def _new_group(launcher: RayLauncher, demand: Demand, n_workers: int) -> PlacementGroup:
+    if demand.n_gpus > 1 and demand.gpu_share < 1:
+        raise SettingsError(
+            "gpu_share: shares of several GPUs need a placement_group with a bundle for each GPU"
+        )
     bundles = [demand.whole or {"CPU": 0.001} for _ in range(n_workers)]
     more: dict[str, Any] = {}
     if launcher.node_labels:

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from rolloutbus.bus.actor.child import ProcessSpec
+from rolloutbus.bus.actor.child import Child, OnNotice, OnReady, ProcessSpec
 from rolloutbus.bus.actor.supervisor import ProcessEvent, RestartRule, Supervisor
 from rolloutbus.bus.wire.errors import DeadlineExceeded, ProcessFailed
 from tests.integration.live_fleet import DEADLINE_S, process_ends
@@ -218,3 +218,43 @@ async def test_output_goes_to_the_log_and_the_ready_line_does_not(
         supervisor.start(spec("a", script))
         await supervisor.wait_ready(DEADLINE_S)
     assert (tmp_path / "a.log").read_text() == "hello\n"
+
+
+class Lost:
+    """A program elsewhere, whose first incarnation is lost with its machine."""
+
+    name = "far"
+    log = Path(os.devnull)
+    ready_timeout_s = 0.0
+    may_leave = False
+
+    def __init__(self, second: ProcessSpec) -> None:
+        self._second = second
+        self._n_started = 0
+
+    async def start(self, on_ready: OnReady, on_notice: OnNotice) -> Child:
+        self._n_started += 1
+        if self._n_started > 1:
+            return await self._second.start(on_ready, on_notice)
+        on_notice("error: its machine burns")
+        return LostChild()
+
+
+class LostChild:
+    pid = 0
+    node = "far away"
+    has_ended = True
+
+    async def wait(self) -> None: ...
+    def kill(self) -> None: ...
+    async def stop(self) -> None: ...
+
+
+async def test_what_is_lost_without_an_exit_status_is_started_again(spec: Spec) -> None:
+    events: list[ProcessEvent] = []
+    async with Supervisor(on_event=events.append) as supervisor:
+        [process] = supervisor.start(Lost(spec("far", SERVE)))
+        await supervisor.wait_ready(DEADLINE_S)
+        assert process.pid != 0
+    [died] = [event.what for event in events if event.kind == "died"]
+    assert died == "was lost: its machine burns; starting it again in 0.1 s"

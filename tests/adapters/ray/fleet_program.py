@@ -3,7 +3,9 @@
 # pyright: basic, reportMissingImports=false, reportAttributeAccessIssue=false
 
 import asyncio
+import os
 import sys
+import time
 from pathlib import Path
 
 import ray
@@ -13,7 +15,7 @@ from ray.util.placement_group import placement_group, placement_group_table
 import rolloutbus
 from rolloutbus import RayLauncher, SamplingParams
 from rolloutbus.bus.actor.supervisor import ProcessEvent
-from rolloutbus.errors import SettingsError
+from rolloutbus.errors import ProcessFailed, SettingsError
 from rolloutbus.examples.tiny_model import load_tiny_model
 from rolloutbus.types import Ticket
 from tests.adapters.ray.orders import Orders
@@ -26,11 +28,13 @@ N_ROLLOUTS, SLOTS = 64, 4
 
 async def lose_a_node(orders: Orders, address: str, model: str) -> None:
     """Rollouts and an update of the weights, while the node of a worker is killed."""
+    os.environ["ROLLOUTBUS_LOG"] = "json"
     told: list[str] = []
     is_lost = asyncio.Event()
 
     def hear(event: ProcessEvent) -> None:
         told.append(f"{event.name} {event.kind}: {event.what}")
+        print(f"{time.monotonic():.1f}", told[-1], file=sys.stderr, flush=True)
         if event.kind == "died":
             is_lost.set()
 
@@ -48,6 +52,8 @@ async def lose_a_node(orders: Orders, address: str, model: str) -> None:
         rolloutbus.connect(**fleet.ticket.connect_options(), name="operator-1") as client,
     ):
         first = fleet.nodes
+        # All nodes have one address here, and Ray takes any of them for the program's.
+        [victim, *_] = [name for name in fleet.worker_names if first[name] != first["router"]]
         prompts = [[1, 2, 3 + n % 8] for n in range(N_ROLLOUTS)]
         sampling = asyncio.ensure_future(
             client.generate_batch(prompts, LONG, n=1, deadline_s=DEADLINE_S)
@@ -56,7 +62,8 @@ async def lose_a_node(orders: Orders, address: str, model: str) -> None:
             pass
         await client.pause(mode="in_place")
         workers = (await client.status()).workers
-        orders.answer(kill=first["w1"], n_running={each.name: each.n_running for each in workers})
+        n_running = {each.name: each.n_running for each in workers}
+        orders.answer(victim=victim, node=first[victim], n_running=n_running[victim])
         await asyncio.to_thread(orders.next)
         # The worker that is lost cannot answer, and those who join are told.
         await client.resume(check=False)
@@ -84,6 +91,10 @@ async def lose_a_node(orders: Orders, address: str, model: str) -> None:
             first=first,
             nodes=fleet.nodes,
             told=told,
+            logged={
+                name: (fleet.run_dir / "logs" / f"{name}.log").read_text().count("request generate")
+                for name in fleet.worker_names
+            },
         )
 
 
@@ -94,7 +105,7 @@ def sample_in_a_task(ticket: Ticket) -> list[int]:
         return client.generate([1, 2, 3], SHORT, deadline_s=30).tokens.tolist()
 
 
-def share_a_group(orders: Orders, address: str, _: str) -> None:
+def share_a_group(orders: Orders, address: str, model: str) -> None:
     """A program of Ray's with a placement group of GPUs, of which a fleet gets some."""
     ray.init(address=address, log_to_driver=False, logging_level="warning")
     group = placement_group([{"CPU": 1, "GPU": 1} for _ in range(4)], strategy="PACK")
@@ -130,6 +141,11 @@ def share_a_group(orders: Orders, address: str, _: str) -> None:
                 fleet.kill("w9")
         except SettingsError as error:
             errors.append(str(error))
+    try:
+        with rolloutbus.up(model=model, workers=1, launcher=launcher):
+            pass
+    except ProcessFailed as error:
+        errors.append(str(error))
     orders.answer(is_initialized=ray.is_initialized(), state=state, errors=errors)
     orders.next()  # the test has looked at the processes
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import re
 import signal
 import tempfile
 from asyncio.subprocess import PIPE
@@ -93,8 +94,8 @@ async def test_a_run_completes_though_a_node_is_killed(
     program = ["tests.adapters.ray.fleet_program", "lose_a_node", address, str(model)]
     async with line_processes([program], PYTHON) as [process]:
         paused = await process.hear()
-        assert paused["n_running"]["w1"] > 0
-        await cluster.ask("kill", node=paused["kill"])
+        assert paused["n_running"] > 0
+        await cluster.ask("kill", node=paused["node"])
         sampled = await process.ask("resume")
         assert sampled["n_sampled"] == N_ROLLOUTS, "by the worker that is left"
         added = (await cluster.ask("add"))["node"]
@@ -102,19 +103,23 @@ async def test_a_run_completes_though_a_node_is_killed(
         await process.ended()
     assert told["n_tokens"] == [100] * N_ROLLOUTS
     assert len(set(told["rids"])) == N_ROLLOUTS
-    assert told["n_moved"] == paused["n_running"]["w1"], "those that were under way there"
-    assert told["nodes"] == {**told["first"], "w1": added}
-    assert any(each.startswith("w1 died: was lost: its actor is gone") for each in told["told"])
+    assert told["n_moved"] == paused["n_running"], "those that were under way there"
+    victim = paused["victim"]
+    assert told["nodes"] == {**told["first"], victim: added}
+    assert any(line.startswith(f"{victim} died: was lost: its actor") for line in told["told"])
+    [survivor] = {"w0", "w1"} - {victim}
+    assert told["logged"][survivor] >= told["n_moved"]
     assert told["versions_after"] == [[[told["version"], 5]]] * 2
     await nothing_is_left(own_directory)
     assert files_of_fleets(own_directory) == []
 
 
 async def test_a_program_on_ray_gives_a_fleet_bundles_of_its_group(
-    cluster: LineProcess, address: str, own_directory: Path
+    address: str, own_directory: Path, tmp_path: Path
 ) -> None:
-    del cluster
-    program = ["tests.adapters.ray.fleet_program", "share_a_group", address, ""]
+    (tmp_path / "config.json").write_text('{"model_type": "nonsense"}')
+    (tmp_path / "model.safetensors").touch()
+    program = ["tests.adapters.ray.fleet_program", "share_a_group", address, str(tmp_path)]
     async with line_processes([program], PYTHON) as [process]:
         told = await process.hear()
         assert told["gpus"] == {"w0": "0,1", "w1": "0,1"}
@@ -127,9 +132,10 @@ async def test_a_program_on_ray_gives_a_fleet_bundles_of_its_group(
         after = await process.hear()
         assert after["is_initialized"]
         assert after["state"] == "CREATED", "the group is the program's"
-        raised, refused = after["errors"]
+        raised, refused, failed = after["errors"]
         assert raised == "no worker 'w9': there are w0"
         assert "room for 2 of 3 workers; each worker asks for 2 GPU, 1 CPU" in refused
+        assert re.match("w0: engine_failed: .*nonsense", failed)
         await nothing_is_left(own_directory)
         process.tell("end")
         await process.ended()

@@ -59,6 +59,9 @@ def test_help_of_an_option_names_no_option_that_the_command_lacks(command: str) 
     [
         ("up --model /nowhere", 2, "error: model: /nowhere is not a directory\n"),
         ("up --engine fake -o slots", 2, "NAME=VALUE"),
+        ("up --engine fake --ray-option strategy=PACK", 2, "it is of --launcher ray"),
+        ("up --engine fake --launcher ray --ray-option strateg=PACK", 2, "did you mean strategy?"),
+        ("up --engine fake --launcher ray --ray-option strategy=X", 2, "error: strategy: 'X'"),
         ("up --engine fake -o slotz=3", 2, "error: engine_options: "),
         ("up --engine fake -n 0", 2, "--workers"),
         (

@@ -69,3 +69,21 @@ def test_key_that_others_can_read_stops_the_start(directory: Path) -> None:
     (directory / "w0.key").chmod(0o644)
     with pytest.raises(SettingsError, match="0644"):
         FleetKeys(directory).make({"w0": "worker"})
+
+
+def test_an_actor_on_another_machine_gets_its_own_key_and_no_other(
+    directory: Path, tmp_path: Path
+) -> None:
+    keys = FleetKeys(directory)
+    keys.make({"store": "store", "w0": "worker", "w1": "worker"})
+    there = FleetKeys(tmp_path / "there")
+    there.write(keys.files_of("w0"))
+    security = there.security_of("w0")
+    assert read_key_pair(security.key_file).public == read_key_pair(directory / "w0.key").public
+    assert read_public_key(security.server_key_file) == read_public_key(directory / "router.pub")
+    assert roles(tmp_path / "there") == roles(directory)
+    assert {path.name for path in (tmp_path / "there").iterdir()} == {
+        "w0.key",
+        "router.pub",
+        "allow.json",
+    }
