@@ -92,7 +92,7 @@ async def lose_a_node(orders: Orders, address: str, model: str) -> None:
             nodes=fleet.nodes,
             told=told,
             logged={
-                name: (fleet.run_dir / "logs" / f"{name}.log").read_text().count("request generate")
+                name: (fleet.run_dir / "logs" / f"{name}.log").read_text().count("execute generate")
                 for name in fleet.worker_names
             },
         )
