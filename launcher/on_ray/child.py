@@ -10,6 +10,7 @@ starts the next one, and Ray finds a place for it.
 
 import asyncio
 import contextlib
+import threading
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -31,6 +32,8 @@ CREATION = "creation task"
 """In Ray's message if an actor could not be made on its node."""
 SILENT_S = 60.0
 """An actor that has not answered for so long is lost; it reports every few seconds."""
+CONTROL_S = 10.0
+"""Ray's control store says within this time which nodes there are, or the cluster is gone."""
 START_S = 120.0
 """To start the process, when the actor has a place; another interpreter is looked at first."""
 MARGIN_S = 10.0
@@ -247,12 +250,21 @@ class RayChild:
 async def _is_cut_off() -> bool:
     """Whether Ray counts the node of this program as dead: its actors are, too, then."""
     own = ray.get_runtime_context().get_node_id()
+    loop = asyncio.get_running_loop()
+    asked: asyncio.Future[bool] = loop.create_future()
+
+    def ask() -> None:
+        is_alive = own in {node["NodeID"] for node in ray.nodes() if node["Alive"]}
+        with contextlib.suppress(RuntimeError):  # who asked has given up
+            loop.call_soon_threadsafe(lambda: asked.done() or asked.set_result(is_alive))
+
+    # Not of the loop's pool: its end would wait for a control store that is gone.
+    threading.Thread(target=ask, name="ask Ray for its nodes", daemon=True).start()
     try:
-        async with asyncio.timeout(SILENT_S):
-            nodes = await asyncio.to_thread(ray.nodes)
-    except (TimeoutError, RayError):
-        return True  # its control store does not answer either
-    return own not in {node["NodeID"] for node in nodes if node["Alive"]}
+        async with asyncio.timeout(CONTROL_S):
+            return not await asked
+    except TimeoutError:
+        return True
 
 
 def _reason(error: RayActorError) -> str:
