@@ -236,8 +236,7 @@ class Lost:
         self._n_started += 1
         if self._n_started > 1:
             return await self._second.start(on_ready, on_notice)
-        on_notice("error: its machine burns")
-        return LostChild()
+        return LostChild(on_notice)
 
 
 class LostChild:
@@ -245,7 +244,12 @@ class LostChild:
     node = "far away"
     has_ended = True
 
-    async def wait(self) -> None: ...
+    def __init__(self, on_notice: OnNotice) -> None:
+        self._on_notice = on_notice
+
+    async def wait(self) -> None:
+        self._on_notice("error: its machine burns")
+
     def kill(self) -> None: ...
     async def stop(self) -> None: ...
 
