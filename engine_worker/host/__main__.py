@@ -63,6 +63,9 @@ def work_of(entry: Entry, body: Generate) -> Work:
 
 
 HEARTBEAT_S = 0.25
+SWITCH_S = 0.0005
+"""A thread that stages weights asks for the interpreter after each call to a device. With Python's
+own 5 ms it would wait so long each time for an engine that computes, and tokens would for it."""
 CLOSE_S = 5.0
 """An engine that does not close in this time is left to the end of the process."""
 
@@ -277,6 +280,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options = parser.parse_args(arguments)
     die_with_parent(options.parent)
     keep_freed_memory()
+    sys.setswitchinterval(SWITCH_S)
     # Ctrl-C goes to the whole foreground group; when to stop is the actor's decision.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     # How processes of SGLang tell that they have failed; what to do about it is decided elsewhere.
