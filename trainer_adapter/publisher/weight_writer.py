@@ -27,7 +27,7 @@ from rolloutbus.bus.wire.messages.weights import PushChunk, Reserved, Tensor
 from rolloutbus.trainer_adapter.publisher.tensor_source import TORCH_DTYPES, TensorSource
 
 PIECE_BYTES = 2 << 20
-"""Little enough to stay in the cache until it has been judged."""
+"""Of a host's tensor: little enough to stay in the cache until it has been judged."""
 PINNED_BYTES = 32 << 20
 """Of a GPU's tensor that are under way at once; two such buffers per thread that copies."""
 
@@ -76,8 +76,8 @@ def _pieces(source: torch.Tensor, target: torch.Tensor) -> Iterator[torch.Tensor
     """Yields `source` in 1-D pieces on the host; a strided tensor is first copied to `target`."""
     n_elements = max(1, PIECE_BYTES // target.itemsize)
     if source.is_cuda:
-        for large in _from_gpu(source, target.dtype):
-            yield from _split(large, n_elements)
+        # Whole: between two calls a thread waits for the interpreter, up to 5 ms for a busy loop.
+        yield from _from_gpu(source, target.dtype)
     elif source.is_contiguous():
         yield from _split(source.view(-1), n_elements)
     else:
