@@ -18,6 +18,7 @@ from rolloutbus.cli.options import (
     EngineOptions,
     KeepText,
     KeyFile,
+    OnlyJson,
     ProfileDir,
     RouterJournal,
     SaveTargets,
@@ -29,6 +30,7 @@ from rolloutbus.cli.options import (
 )
 from rolloutbus.cli.options import engine_options as told_options
 from rolloutbus.cli.terminal import checked
+from rolloutbus.cli.verbs import Verbs
 from rolloutbus.engine_worker.settings import WorkerSettings
 from rolloutbus.launcher.journaled_router import JournaledRouterSettings
 from rolloutbus.launcher.plan import environment, python
@@ -51,7 +53,7 @@ RelayEndpoint = Annotated[
     ),
 ]
 
-app = typer.Typer()
+app = Verbs()
 
 
 @app.command(epilog=example("rolloutbus router --frontend tcp://127.0.0.1:7777"))
@@ -78,6 +80,7 @@ def router(
     journal: RouterJournal = "",
     key: KeyFile = "",
     allow_list: AllowFile = "",
+    quiet: OnlyJson = False,
 ) -> None:
     """Run a router. Prints one JSON line with its endpoints when it is ready."""
     settings = checked(
@@ -113,6 +116,7 @@ def store(
     ] = "",
     key: KeyFile = "",
     allow_list: AllowFile = "",
+    quiet: OnlyJson = False,
 ) -> None:
     """Run a weight store. Prints one JSON line with its endpoint when it is ready."""
     settings = checked(
@@ -152,6 +156,7 @@ def worker(
     profile_dir: ProfileDir = "",
     key: KeyFile = "",
     allow_list: AllowFile = "",
+    quiet: OnlyJson = False,
 ) -> None:
     """See `help`."""
     save_targets = parse_save_targets(save_target)

@@ -13,6 +13,7 @@ from rich.text import Text
 
 from rolloutbus.cli.options import AsJson, example
 from rolloutbus.cli.terminal import ExitStatus, print_json
+from rolloutbus.cli.verbs import Verbs
 from rolloutbus.engine_worker.engines.survey.machine import Finding
 from rolloutbus.launcher.plan import environment, python
 
@@ -20,7 +21,7 @@ STYLES = {"ok": "green", "note": "yellow", "missing": "dim", "failed": "red"}
 TIMEOUT_S = 300.0
 """SGLang imports every model that it knows."""
 
-app = typer.Typer()
+app = Verbs()
 
 
 @app.command(epilog=example("rolloutbus doctor --model ./model"))

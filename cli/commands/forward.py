@@ -7,13 +7,14 @@ import typer
 
 from rolloutbus.bus.actor.process import announce_ready
 from rolloutbus.bus.transport.zmq_topics import MAX_UNREAD
-from rolloutbus.cli.options import Address, AllowFile, YourKey, example
+from rolloutbus.cli.options import Address, AllowFile, OnlyJson, YourKey, example
 from rolloutbus.cli.terminal import ExitStatus, client_settings, reached, run, until_ended
+from rolloutbus.cli.verbs import Verbs
 from rolloutbus.replay.forwarder import Forwarder
 
 LOOK_S = 1.0
 
-app = typer.Typer()
+app = Verbs()
 
 
 @app.command(epilog=example("rolloutbus forward --bind tcp://127.0.0.1:7790"))
@@ -25,6 +26,7 @@ def forward(
     address: Address = "",
     key: YourKey = "",
     allow_list: AllowFile = "",
+    quiet: OnlyJson = False,
 ) -> None:
     """Publish the streams of all workers at one address, until Ctrl-C.
 

@@ -14,9 +14,10 @@ import typer
 
 from rolloutbus.bus.wire.errors import SettingsError
 from rolloutbus.cli.journal_gaps import AllowGaps, fail_reading, gaps_told, refuse_gaps, tell_gaps
-from rolloutbus.cli.options import AsJson, YourKey, example
+from rolloutbus.cli.options import Address, AsJson, YourKey, example
 from rolloutbus.cli.regenerate import Regeneration, regenerate
 from rolloutbus.cli.terminal import ExitStatus, checked, fail, print_json, run
+from rolloutbus.cli.verbs import Verbs
 from rolloutbus.launcher.run_dir import RunDirectory
 from rolloutbus.launcher.version import installed_version
 from rolloutbus.replay.journal.format import JournalError
@@ -163,18 +164,6 @@ Scores = Annotated[
         help="--regenerate: sample nothing, compare what the weights say of the recorded tokens.",
     ),
 ]
-LiveFleet = Annotated[
-    str,
-    typer.Option(
-        "--name",
-        "--address",
-        "-a",
-        "--router",
-        "-r",
-        metavar="NAME|ENDPOINT",
-        help="--regenerate: of this fleet. Default: the only one that runs here.",
-    ),
-]
 VersionRule = Annotated[
     str,
     typer.Option(
@@ -182,7 +171,10 @@ VersionRule = Annotated[
     ),
 ]
 DeadlineEach = Annotated[
-    float, typer.Option("--deadline", min=0.001, help="--regenerate: seconds for each request.")
+    float,
+    typer.Option(
+        "--deadline", metavar="SECONDS", min=0.001, help="--regenerate: for each request."
+    ),
 ]
 Concurrency = Annotated[int, typer.Option(min=1, help="--regenerate: requests under way at once.")]
 Tolerance = Annotated[
@@ -193,7 +185,7 @@ Tolerance = Annotated[
 PROGRESS_EVERY_S = 0.5
 MAX_SPEED = "max"
 
-app = typer.Typer()
+app = Verbs()
 
 
 @app.command(epilog=example("rolloutbus replay ./journal --speed 10 --wait 2"))
@@ -207,7 +199,7 @@ def replay(
     stay: Stay = False,
     again: Regenerates = False,
     score: Scores = False,
-    router: LiveFleet = "",
+    address: Address = "",
     key: YourKey = "",
     version: VersionRule = "any",
     deadline: DeadlineEach = 600.0,
@@ -231,7 +223,7 @@ def replay(
     try:
         if again:
             wanted = Regeneration(
-                *(journal, allow_gaps, rids, router, key),
+                *(journal, allow_gaps, rids, address, key),
                 *(version, deadline, concurrency, tolerance, score),
             )
             is_equal = run(regenerate(wanted, as_json=as_json))

@@ -15,12 +15,13 @@ from rich.text import Text
 from rolloutbus.bus.wire.messages.control import FleetStatus
 from rolloutbus.cli.options import Address, AsJson, YourKey, example
 from rolloutbus.cli.terminal import ExitStatus, by_name, checked, connected, fail, print_json, run
+from rolloutbus.cli.verbs import Verbs
 from rolloutbus.launcher.discovery import RunningFleet, running_fleets
 
 STATE_STYLES = {"ready": "green", "updating": "cyan", "paused": "yellow", "asleep": "yellow"}
 """Any other state is red."""
 
-app = typer.Typer()
+app = Verbs()
 
 
 @app.command(epilog=example("rolloutbus status --watch"))
@@ -30,7 +31,7 @@ def status(
     key: YourKey = "",
     as_json: AsJson = False,
     watch: Annotated[bool, typer.Option("--watch", "-w", help="Again and again.")] = False,
-    interval: Annotated[float, typer.Option(min=0.1, help="Seconds, with --watch.")] = 1.0,
+    interval: Annotated[float, typer.Option(metavar="SECONDS", min=0.1, help="Of --watch.")] = 1.0,
 ) -> None:
     """Show the workers, their weights and what they do."""
     source = context.get_parameter_source("interval")

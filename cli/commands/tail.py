@@ -16,7 +16,8 @@ from rich.live import Live
 from rich.text import Text
 
 from rolloutbus.cli.options import Address, AsJson, YourKey, example
-from rolloutbus.cli.terminal import checked, client_settings, print_json, reached, run
+from rolloutbus.cli.terminal import checked, client_settings, harmless, print_json, reached, run
+from rolloutbus.cli.verbs import Verbs
 from rolloutbus.replay.choice import Filter
 from rolloutbus.replay.stream.events import (
     Demoted,
@@ -34,13 +35,6 @@ from rolloutbus.trainer_adapter.client.text import TokenizerFile, load_tokenizer
 
 Decode = Callable[[Sequence[int]], str]
 """Token ids -> text."""
-
-
-def harmless(text: str) -> str:
-    """Replaces control characters, so that a model's text cannot control the terminal."""
-    return "".join(
-        c if c.isprintable() or c in "\n\t" else "\N{REPLACEMENT CHARACTER}" for c in text
-    )
 
 
 def ids_of(tokens: Sequence[int]) -> str:
@@ -130,7 +124,7 @@ REDRAW_S = 0.1
 MAX_LINES = 24
 """Streams that are shown at once; the latest."""
 
-app = typer.Typer()
+app = Verbs()
 
 
 @app.command(epilog=example("rolloutbus tail --client trainer --tokenizer ./model"))

@@ -20,6 +20,7 @@ from rolloutbus.bus.wire.errors import BusError
 from rolloutbus.cli.commands.status import STATE_STYLES
 from rolloutbus.cli.options import Address, YourKey, example
 from rolloutbus.cli.terminal import connected, print_json, run
+from rolloutbus.cli.verbs import Verbs
 from rolloutbus.trainer_adapter.client.fleet_frames import TopFrame, TopRow
 from rolloutbus.trainer_adapter.client.fleet_observer import FleetObserver
 
@@ -181,14 +182,16 @@ HINT = "q: quit"
 OTHER_LINES = 14
 """Of a screen, for all that is no row of the table."""
 
-app = typer.Typer()
+app = Verbs()
 
 
 @app.command(epilog=example("rolloutbus top --interval 2"))
 def top(
     address: Address = "",
     key: YourKey = "",
-    interval: Annotated[float, typer.Option(min=0.1, help="Seconds between frames.")] = 1.0,
+    interval: Annotated[
+        float, typer.Option(metavar="SECONDS", min=0.1, help="Between frames.")
+    ] = 1.0,
     once: Annotated[
         bool, typer.Option("--once", help="Print one frame, after one interval, and end.")
     ] = False,

@@ -35,12 +35,13 @@ from rolloutbus.cli.options import (
     parse_save_targets,
 )
 from rolloutbus.cli.terminal import ExitStatus, by_name, checked, connected, run
+from rolloutbus.cli.verbs import Verbs
 from rolloutbus.launcher.fleet import Fleet, up
 from rolloutbus.launcher.settings import EngineKind, Transport, UpOptions
 
 STATUS_EVERY_S = 1.0
 
-app = typer.Typer()
+app = Verbs()
 
 
 HELP = f"""Run a router, a weight store and workers here; restart what dies; end all on Ctrl-C.
