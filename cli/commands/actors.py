@@ -8,6 +8,7 @@ from typing import Annotated
 import msgspec
 import typer
 
+from rolloutbus.bus.actor.variables import PROGRESS
 from rolloutbus.bus.security.key_files import router_key_beside
 from rolloutbus.bus.security.keys import SecuritySettings
 from rolloutbus.cli.options import (
@@ -29,6 +30,7 @@ from rolloutbus.cli.options import (
     parse_save_targets,
 )
 from rolloutbus.cli.options import engine_options as told_options
+from rolloutbus.cli.progress import is_shown
 from rolloutbus.cli.terminal import checked
 from rolloutbus.cli.verbs import Verbs
 from rolloutbus.engine_worker.settings import WorkerSettings
@@ -96,8 +98,8 @@ def router(
     )
     if journal:
         kept = JournaledRouterSettings(settings, str(Path(journal).absolute()))
-        _become("rolloutbus.launcher.journaled_router", kept)
-    _become("rolloutbus.router", settings)
+        _become("rolloutbus.launcher.journaled_router", kept, quiet=quiet)
+    _become("rolloutbus.router", settings, quiet=quiet)
 
 
 @app.command(epilog=example("rolloutbus store --directory ./versions"))
@@ -128,7 +130,7 @@ def store(
             security=_security(key, allow_list),
         )
     )
-    _become("rolloutbus.trainer_adapter.store", settings)
+    _become("rolloutbus.trainer_adapter.store", settings, quiet=quiet)
 
 
 @app.command(
@@ -178,7 +180,7 @@ def worker(
             security=_security(key, allow_list),
         )
 
-    _become("rolloutbus.engine_worker", checked(settings))
+    _become("rolloutbus.engine_worker", checked(settings), quiet=quiet)
 
 
 def _security(key: str, allow_list: str) -> SecuritySettings | None:
@@ -195,7 +197,10 @@ def _absolute(path: str) -> str:
     return path and str(Path(path).absolute())
 
 
-def _become(module: str, settings: msgspec.Struct) -> None:
+def _become(module: str, settings: msgspec.Struct, *, quiet: bool) -> None:
     """Turn this process into the actor: signals and exit status are its own from here on."""
     argv = [*python(module), "--settings-json", msgspec.json.encode(settings).decode()]
-    os.execve(sys.executable, argv, environment())  # noqa: S606 - no shell
+    variables = environment()
+    if is_shown(quiet=quiet):
+        variables[PROGRESS] = "terminal"
+    os.execve(sys.executable, argv, variables)  # noqa: S606 - no shell

@@ -9,6 +9,7 @@ import typer
 from rolloutbus.bus.actor.process import announce_ready
 from rolloutbus.bus.wire.errors import PeerLost
 from rolloutbus.cli.options import Address, OnlyJson, YourKey, example
+from rolloutbus.cli.progress import waiting
 from rolloutbus.cli.terminal import (
     ExitStatus,
     Unreachable,
@@ -105,7 +106,7 @@ def gateway(
         weights_root=str(weights_root.resolve()) if weights_root else "",
         stall_s=stall,
     )
-    run(_serve(run_gateway, settings))
+    run(_serve(run_gateway, settings, quiet=quiet))
 
 
 @app.command(epilog=example("rolloutbus metrics --port 9464"))
@@ -132,7 +133,7 @@ def metrics(
         port=port,
         only_metrics=True,
     )
-    run(_serve(run_gateway, settings))
+    run(_serve(run_gateway, settings, quiet=quiet))
 
 
 def _bus_of(address: str, key: str, http_keys: Path | None) -> tuple[str, str]:
@@ -157,8 +158,16 @@ def _server() -> RunGateway:
     return run_gateway
 
 
-async def _serve(run_gateway: RunGateway, settings: GatewaySettings) -> None:
-    try:
-        await run_gateway(settings, lambda url: announce_ready(http=url))
-    except PeerLost as error:
-        raise Unreachable(str(error).partition(";")[0]) from error
+async def _serve(run_gateway: RunGateway, settings: GatewaySettings, *, quiet: bool) -> None:
+    router: str | None = settings.router.partition("#")[0]
+
+    def is_ready(url: str) -> None:
+        nonlocal router
+        router = None
+        announce_ready(http=url)
+
+    async with waiting(lambda: router and f"the router at {router}", quiet=quiet):
+        try:
+            await run_gateway(settings, is_ready)
+        except PeerLost as error:
+            raise Unreachable(str(error).partition(";")[0]) from error

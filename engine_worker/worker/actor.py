@@ -9,7 +9,7 @@ from typing import Any
 
 from rolloutbus.bus.actor.effects import Connect, Publish, Send, Stop
 from rolloutbus.bus.actor.loop import Actor, BootClock, one_by_one
-from rolloutbus.bus.actor.process import warn
+from rolloutbus.bus.actor.process import tell_progress, warn
 from rolloutbus.bus.actor.tracing import tracer_of
 from rolloutbus.bus.membership.deliveries import Heed
 from rolloutbus.bus.security.zmq_curve import dialer_of
@@ -21,7 +21,13 @@ from rolloutbus.bus.wire.entry import Entry
 from rolloutbus.bus.wire.errors import RemoteProtocolError
 from rolloutbus.engine_worker.settings import WorkerSettings
 from rolloutbus.engine_worker.worker.core import WorkerCore
-from rolloutbus.engine_worker.worker.effects import KillHost, StartHost, ToHost, WorkerEffect
+from rolloutbus.engine_worker.worker.effects import (
+    KillHost,
+    StartHost,
+    TellProgress,
+    ToHost,
+    WorkerEffect,
+)
 from rolloutbus.engine_worker.worker.host_process import HostExit, HostProcess
 from rolloutbus.engine_worker.worker.traces import WorkerTraces
 
@@ -119,6 +125,8 @@ class WorkerActor:
             case KillHost():
                 if self._host is not None:
                     self._host.kill()
+            case TellProgress(doing):
+                tell_progress(doing)
             case Stop(reason):
                 self._actor.stop(reason)
             case Heed(intent, former_fleet):
@@ -130,6 +138,8 @@ class WorkerActor:
             if self.core.member.state != "leased":
                 self._warn_of_waiting()
             self._router.close()
+        if self._on_joined is not None:
+            tell_progress(f"joining the router at {self._settings.router.partition('#')[0]}")
         self._router = DealerPort(
             self._settings.router, self._from_router, self._link_down, dialer=self._dialer
         )

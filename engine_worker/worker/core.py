@@ -17,12 +17,24 @@ from rolloutbus.bus.wire.errors import RemoteProtocolError
 from rolloutbus.bus.wire.messages.control import ServerFacts, Shutdown
 from rolloutbus.bus.wire.messages.endings import Done, Problem
 from rolloutbus.bus.wire.messages.generation import Abort, Deltas, Generated, Repair
-from rolloutbus.bus.wire.messages.host import EngineFailure, EngineHeartbeat, EngineReady, Extras
+from rolloutbus.bus.wire.messages.host import (
+    EngineFailure,
+    EngineHeartbeat,
+    EngineReady,
+    EngineStarting,
+    Extras,
+)
 from rolloutbus.bus.wire.messages.membership import Prefixes, WorkerFacts
 from rolloutbus.engine_worker.prefixes import PrefixNews
 from rolloutbus.engine_worker.settings import WorkerSettings
 from rolloutbus.engine_worker.worker.controller import Controller, Ending, Outcomes, key_of, refused
-from rolloutbus.engine_worker.worker.effects import KillHost, StartHost, ToHost, WorkerEffect
+from rolloutbus.engine_worker.worker.effects import (
+    KillHost,
+    StartHost,
+    TellProgress,
+    ToHost,
+    WorkerEffect,
+)
 from rolloutbus.engine_worker.worker.generation import (
     FinishedRequest,
     Generation,
@@ -192,6 +204,8 @@ class WorkerCore:
                 case EngineHeartbeat() as heartbeat:
                     self._watch.reported(heartbeat, now)
                     self._controller.reported(heartbeat)
+                case EngineStarting(doing):
+                    effects.append(TellProgress(doing))
                 case EngineReady() as ready:
                     effects += self._engine_ready(ready, now)
                 case Prefixes() as news:

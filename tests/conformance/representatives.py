@@ -164,6 +164,7 @@ _EVENTS: dict[str, msgspec.Struct] = {
     "pull_chunk": weights.PullChunk(POLICY, VERSION, 4096, 8, VERSION - 1),
     "chunk": weights.Chunk(4096, bytes(range(8))),
     "push_chunk": weights.PushChunk(POLICY, VERSION, 4096, bytes(range(8))),
+    "engine_starting": host.EngineStarting("loading weights"),
     "engine_ready": host.EngineReady(
         *("transformers", 32001, 4096, 8, [2], ["generate", "pause"]),
         *("host-1", ["GPU-4f"], BULK, ["shm", "tcp"]),
