@@ -52,6 +52,7 @@ MODULES = {
     "worker": "actors",
     "keys": "keys",
     "record": "record",
+    "play": "play",
     "replay": "replay",
     "export": "export",
     "inspect": "inspect",

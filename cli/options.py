@@ -1,5 +1,6 @@
 """Command-line options that several commands share."""
 
+import math
 from collections.abc import Iterator
 from typing import Annotated, Any
 
@@ -207,6 +208,25 @@ EngineOptions = Annotated[
         help="An option of the engine, e.g. -e slots=64; may be repeated.",
     ),
 ]
+
+
+MAX_SPEED = "max"
+Speed = Annotated[str, typer.Option(metavar="1|10|max", help="How many times as fast as it was.")]
+
+
+def speed_of(text: str) -> float:
+    """The number that `--speed` means; `max`: infinite.
+
+    Raises:
+        typer.BadParameter: it is none above 0.
+    """
+    try:
+        speed = math.inf if text == MAX_SPEED else float(text)
+    except ValueError:
+        speed = math.nan
+    if not speed > 0:
+        raise typer.BadParameter(f"speed: {text!r} is neither a number above 0 nor {MAX_SPEED!r}")
+    return speed
 
 
 def example(text: str) -> str:

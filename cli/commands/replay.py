@@ -1,7 +1,6 @@
 """`rolloutbus replay`: a recording, played to subscribers, or asked of a fleet again."""
 
 import asyncio
-import math
 import sys
 from collections.abc import Generator, Iterable
 from contextlib import contextmanager
@@ -14,7 +13,7 @@ import typer
 
 from rolloutbus.bus.wire.errors import SettingsError
 from rolloutbus.cli.journal_gaps import AllowGaps, fail_reading, gaps_told, refuse_gaps, tell_gaps
-from rolloutbus.cli.options import Address, AsJson, YourKey, example
+from rolloutbus.cli.options import Address, AsJson, Speed, YourKey, example, speed_of
 from rolloutbus.cli.regenerate import Regeneration, regenerate
 from rolloutbus.cli.terminal import ExitStatus, checked, fail, print_json, run
 from rolloutbus.cli.verbs import Verbs
@@ -141,7 +140,6 @@ def _clipped(line: str) -> str:
     return line if len(line) <= MAX_CHARS else line[:MAX_CHARS] + "…"
 
 
-Speed = Annotated[str, typer.Option(metavar="1|10|max", help="How many times as fast as it was.")]
 Requests = Annotated[
     list[str] | None,
     typer.Option("--request", metavar="RID", help="Only of this request; may be repeated."),
@@ -183,7 +181,6 @@ Tolerance = Annotated[
 
 
 PROGRESS_EVERY_S = 0.5
-MAX_SPEED = "max"
 
 app = Verbs()
 
@@ -230,20 +227,11 @@ def replay(
             raise typer.Exit(ExitStatus.OK if is_equal else ExitStatus.FAILED)
         source = Journal(journal, skip=allow_gaps)
         with _place(bind) as endpoint:
-            settings = checked(lambda: PlayerSettings(endpoint, _speed(speed), rids))
+            settings = checked(lambda: PlayerSettings(endpoint, speed_of(speed), rids))
             run(_play(source, settings, wait, is_staying=stay, as_json=as_json))
         refuse_gaps(source, are_allowed=allow_gaps)
     except (JournalError, OSError) as error:
         fail_reading(error)
-
-
-def _speed(text: str) -> float:
-    if text == MAX_SPEED:
-        return math.inf
-    try:
-        return float(text)
-    except ValueError:
-        return fail(f"speed: {text!r} is no number and not {MAX_SPEED!r}", ExitStatus.USAGE)
 
 
 @contextmanager

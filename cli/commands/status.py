@@ -66,16 +66,17 @@ async def _print_table(address: str, key: str, interval_s: float) -> None:
 def report(found: FleetStatus) -> Group:
     """The table of workers, what is going on and what is wrong, and a line about the router."""
     table = Table(box=None, pad_edge=False, header_style="bold")
-    for name in ("worker", "state", "policy", "engine"):
+    is_shared = len({each.policy for each in found.workers}) > 1
+    for name in ("worker", "state", *(["policy"] if is_shared else []), "engine"):
         table.add_column(name)
-    for name in ("version", "running", "tokens", "heartbeat age", "stall", "pid"):
+    for name in ("version", "running", "tokens", "heartbeat", "stall", "pid"):
         table.add_column(name, justify="right")
     # w10 comes after w9.
     for each in sorted(found.workers, key=by_name):
         table.add_row(
             each.name,
             Text(each.state, STATE_STYLES.get(each.state, "red")),
-            each.policy,
+            *([each.policy] if is_shared else []),
             each.engine,
             str(each.version),
             f"{each.n_running}/{each.slots}",

@@ -186,7 +186,7 @@ async def _print_json(subscriber: Subscriber, tokenizer: TokenizerFile | None) -
         line = as_line(event)
         if tokenizer is not None and "tokens" in line:
             line["text"] = tokenizer.decode(line["tokens"].tolist(), skip_special_tokens=False)
-        print_json(line, _listed)
+        print_json(line, listed)
 
 
 async def _print_endings(subscriber: Subscriber, texts: StreamTexts) -> None:
@@ -245,6 +245,7 @@ def as_line(event: StreamEvent) -> dict[str, Any]:
     return {"event": name[1:], **{each.name: getattr(event, each.name) for each in fields(event)}}
 
 
-def _listed(value: object) -> list[Any]:
+def listed(value: object) -> list[Any]:
+    """An array for JSON."""
     assert isinstance(value, np.ndarray)
     return value.tolist()

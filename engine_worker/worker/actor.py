@@ -4,6 +4,7 @@ import asyncio
 import os
 import random
 import secrets
+import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -60,6 +61,7 @@ class WorkerActor:
             self._publisher.endpoint,
             os.getpid(),
             random.SystemRandom(),
+            clock_ms=lambda: time.time_ns() // 1_000_000,
         )
         tracer = tracer_of("worker", settings.name)
         self._traces = (

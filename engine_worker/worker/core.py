@@ -4,7 +4,7 @@ Pure: each method takes `now` and returns effects for the shell to apply. Member
 are decided by `MemberCore`, tokens by `Generation`, control commands by `Controller`.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from rolloutbus.bus.backoff import Chance
 from rolloutbus.bus.membership.core import MemberCore, MemberIdentity, Vitals
@@ -75,7 +75,7 @@ def worker_facts(
 
 
 def server_facts(
-    engine: EngineReady, heartbeat: EngineHeartbeat, controller: Controller
+    engine: EngineReady, heartbeat: EngineHeartbeat, controller: Controller, clock_ms: int
 ) -> ServerFacts:
     """Result of `server_info`; counters as of the engine host's last heartbeat."""
     return ServerFacts(
@@ -94,6 +94,7 @@ def server_facts(
         features=engine.features,
         adapters=controller.adapters,
         asleep=controller.state.asleep,
+        clock_ms=clock_ms,
     )
 
 
@@ -124,9 +125,18 @@ class WorkerCore:
     """One worker."""
 
     def __init__(
-        self, settings: WorkerSettings, boot: str, stream: str, pid: int, chance: Chance
+        self,
+        settings: WorkerSettings,
+        boot: str,
+        stream: str,
+        pid: int,
+        chance: Chance,
+        *,
+        clock_ms: Callable[[], int] = lambda: 0,
     ) -> None:
+        """`clock_ms`: milliseconds since 1970, which are only told; 0: not known."""
         self._settings = settings
+        self._clock_ms = clock_ms
         self._stream = stream
         self._pid = pid
         self._streams = StreamBatcher(settings.name, settings.streams)
@@ -312,7 +322,8 @@ class WorkerCore:
             return self._end_generate(refused(entry, started), now)
         if entry.kind == "server_info":
             assert self._engine is not None, "a lease needs an engine, and a command a lease"
-            facts = server_facts(self._engine, self._watch.heartbeat, self._controller)
+            heartbeat = self._watch.heartbeat
+            facts = server_facts(self._engine, heartbeat, self._controller, self._clock_ms())
             return self._end(Ending("finished", key_of(entry), facts), now)
         try:
             body = unpack(entry)

@@ -313,6 +313,7 @@ _RESULTS: dict[str, msgspec.Struct] = {
     "server_info": control.ServerFacts(
         *("transformers", VERSION, "ready", 12345, 2, 1, 640, 32001, 4096, 8),
         *({"tp": 2}, {"torch": "2.9.1"}, ["seed"], {"judge": VERSION}, ["kv_cache"]),
+        clock_ms=1_764_000_000_000,
     ),
     "score": control.Scored(SCORES, 9),
     "embed": control.Embedded(SCORES, 9),
