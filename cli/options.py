@@ -7,6 +7,7 @@ from typing import Annotated, Any
 import msgspec
 import typer
 
+from rolloutbus.bus.wire.errors import SettingsError
 from rolloutbus.bus.wire.near_names import nearest
 
 PREFIX = "--sglang."
@@ -218,14 +219,14 @@ def speed_of(text: str) -> float:
     """The number that `--speed` means; `max`: infinite.
 
     Raises:
-        typer.BadParameter: it is none above 0.
+        SettingsError: it is none above 0.
     """
     try:
         speed = math.inf if text == MAX_SPEED else float(text)
     except ValueError:
         speed = math.nan
     if not speed > 0:
-        raise typer.BadParameter(f"speed: {text!r} is neither a number above 0 nor {MAX_SPEED!r}")
+        raise SettingsError(f"speed: {text!r} is neither a number above 0 nor {MAX_SPEED!r}")
     return speed
 
 

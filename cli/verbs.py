@@ -69,12 +69,13 @@ class Verbs(typer.Typer):
 
 
 def _name_values(command: TyperCommand) -> None:
-    """Give each option of a command the name of its value, unless it has one."""
+    """Name the value of each option and argument of a command, unless it has a name."""
     hints = get_type_hints(command.callback) if command.callback is not None else {}
     for each in command.params:
-        # An argument without one is called by its own name, as typer does it.
-        if each.metavar is None and each.param_type_name == "option":
-            each.metavar = _metavar(hints.get(each.name or ""))
+        if each.metavar is None:
+            is_option = each.param_type_name == "option"
+            name = each.name or ""
+            each.metavar = _metavar(hints.get(name)) if is_option else name.upper()
 
 
 def _metavar(kind: Any) -> str | None:  # noqa: ANN401 - any annotation

@@ -21,7 +21,8 @@ For this and every later shell:
 \b
   bash: echo 'eval "$(rolloutbus completion bash)"' >> ~/.bashrc
   zsh:  echo 'eval "$(rolloutbus completion zsh)"' >> ~/.zshrc
-  fish: rolloutbus completion fish > ~/.config/fish/completions/rolloutbus.fish
+  fish: rolloutbus completion fish \\
+          > ~/.config/fish/completions/rolloutbus.fish
 """
 
 

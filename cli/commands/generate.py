@@ -48,7 +48,7 @@ class Job:
 @app.command(epilog=example('rolloutbus generate "Once upon a time" --max-new-tokens 16 --stream'))
 def generate(
     text: Annotated[
-        str, typer.Argument(metavar="[TEXT]", help="The prompt, for a model with a tokenizer.")
+        str, typer.Argument(metavar="TEXT", help="The prompt, for a model with a tokenizer.")
     ] = "",
     *,
     address: Address = "",
@@ -69,7 +69,7 @@ def generate(
     ] = None,
     stream: Annotated[bool, typer.Option("--stream", help="Print it as it comes.")] = False,
     n: Annotated[int, typer.Option("--n", min=1, help="Samples of the prompt.")] = 1,
-    max_new_tokens: Annotated[int, typer.Option(min=1)] = 64,
+    max_new_tokens: Annotated[int, typer.Option(min=1, help="At most.")] = 64,
     temperature: Annotated[float, typer.Option(min=0.0, help="0 is greedy.")] = 1.0,
     seed: Annotated[int | None, typer.Option(help="Sample i draws with seed + i.")] = None,
     versions: Annotated[

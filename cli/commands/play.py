@@ -141,7 +141,7 @@ def play(
     loaded = checked(partial(load_tokenizer, tokenizer)) if tokenizer else None
     decode = partial(loaded.decode, skip_special_tokens=False) if loaded else ids_of
     wanted = Filter(client=client or [])
-    head = Playhead(0.0, speed_of(speed))
+    head = Playhead(0.0, checked(partial(speed_of, speed)))
     try:
         source = Journal(journal, skip=allow_gaps)
         film = partial(scenes, source, wanted, rid or ())

@@ -24,7 +24,9 @@ from rolloutbus.trainer_adapter.client.weight_queries import (
 
 MAX_SHOWN = 3
 """Names of tensors in one cell."""
-Names = Annotated[list[str] | None, typer.Argument(metavar="[NAME]...", help="Default: all.")]
+Names = Annotated[
+    list[str] | None, typer.Argument(metavar="NAME", help="Of tensors. Default: all.")
+]
 Worker = Annotated[
     str, typer.Option("--worker", metavar="NAME", help="Only this one. Default: all.")
 ]

@@ -4,7 +4,7 @@ import re
 from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 from typer.main import get_group
@@ -60,8 +60,11 @@ def test_every_command_that_prints_can_print_json() -> None:
 
 
 def test_whoever_asks_a_fleet_finds_it_by_the_same_option() -> None:
-    told = Address.__metadata__[0].help
-    asking = {words for words, each in LEAVES.items() if "--address" in names_of(each)} - {"up"}
+    told: str = get_args(Address)[1].help
+    asking = {words for words, each in LEAVES.items() if "--address" in names_of(each)} - {
+        "up",
+        "doctor",
+    }
     assert {"status", "generate", "record", "replay", "tail", "weights check"} <= asking
     for words in asking:
         [option] = [each for each in options_of(LEAVES[words]) if "--address" in each.opts]
@@ -94,9 +97,11 @@ def test_help_is_readable_at_80_columns(cli: CliRunner, words: str) -> None:
     told = cli.invoke(app, [*words.split(), "--help"], prog_name="rolloutbus").stdout
     lines = told.splitlines()
     assert [line for line in lines if len(line) > WIDTH] == []
-    assert [line for line in lines if line.endswith(("...", "…"))] == []  # cut off
+    assert [
+        line for line in lines if line.endswith(("...", "…")) and "Usage" not in line
+    ] == []  # cut off
     assert [line for line in lines if re.search(r"\w-$", line)] == []  # a word torn apart
-    assert "<" not in told  # a type of Python
+    assert not re.search(r"<\w+>", told)  # a type of Python
     if words in LEAVES:
         assert re.search(rf"Example: .*rolloutbus {words}\b", told)
 

@@ -35,8 +35,8 @@ def complaint(*arguments: str | Path) -> tuple[int, str]:
 @pytest.mark.parametrize(
     ("options", "status", "words"),
     [
-        ("--speed fast", 2, "error: speed: 'fast' is no number and not 'max'\n"),
-        ("--speed 0", 2, "error: speed must be above 0, not 0\n"),
+        ("--speed fast", 2, "error: speed: 'fast' is neither a number above 0 nor 'max'"),
+        ("--speed 0", 2, "error: speed: '0' is neither a number above 0 nor 'max'"),
         ("--bind tcp://0.0.0.0:7878", 2, "error: tcp://0.0.0.0:7878: without keys only ipc://"),
         ("--bind udp://x", 2, "error: udp://x: only ipc://PATH and tcp://HOST:PORT may be used\n"),
         ("--regenerate --version newest --address ipc:///tmp/nowhere", 2, "is no version rule"),
