@@ -33,7 +33,8 @@ def completion(
     ],
 ) -> None:
     """See HELP."""
-    script = get_completion_script(prog_name=PROGRAM, complete_var=COMPLETE_VARIABLE, shell=shell)
+    wanted = {"prog_name": PROGRAM, "complete_var": COMPLETE_VARIABLE, "shell": shell}
+    script = get_completion_script(**wanted)
     if shell == "zsh":  # its completion is not on before this, unless a framework has done it
         script = f"(( $+functions[compdef] )) || {{ autoload -Uz compinit && compinit; }}\n{script}"
     sys.stdout.write(f"{script}\n")

@@ -10,7 +10,7 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from rolloutbus.cli.app import app
-from rolloutbus.cli.commands.play import SKIP_S, Playhead, Show
+from rolloutbus.cli.commands.journals.play import SKIP_S, Playhead, Show
 from rolloutbus.cli.commands.tail import ids_of
 from rolloutbus.cli.keyboard import keys_in
 from rolloutbus.replay.choice import Filter

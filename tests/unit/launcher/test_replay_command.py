@@ -7,7 +7,7 @@ from typer.testing import CliRunner
 
 from rolloutbus.bus.wire.messages.generation import SamplingParams
 from rolloutbus.cli.app import app
-from rolloutbus.cli.commands.replay import line_of
+from rolloutbus.cli.commands.journals.replay import line_of
 from rolloutbus.replay.journal.records import Stream, Tap
 from rolloutbus.replay.player import Playback
 from tests.unit.replay.segments import Desk

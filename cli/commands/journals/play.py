@@ -12,8 +12,8 @@ from rich.console import Console, Group
 from rich.live import Live
 from rich.text import Text
 
+from rolloutbus.cli.commands.journals.gaps import AllowGaps, fail_reading, refuse_gaps, tell_gaps
 from rolloutbus.cli.commands.tail import Decode, StreamTexts, as_line, drawn, ids_of, listed
-from rolloutbus.cli.journal_gaps import AllowGaps, fail_reading, refuse_gaps, tell_gaps
 from rolloutbus.cli.keyboard import QUIT, keys
 from rolloutbus.cli.options import AsJson, Speed, example, speed_of
 from rolloutbus.cli.terminal import checked, print_json, run

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from rolloutbus.bus.wire.errors import SettingsError
-from rolloutbus.cli.journal_gaps import AllowGaps, fail_reading, finish
+from rolloutbus.cli.commands.journals.gaps import AllowGaps, fail_reading, finish
 from rolloutbus.cli.options import AsJson, example
 from rolloutbus.cli.terminal import ExitStatus, checked, fail
 from rolloutbus.cli.verbs import Verbs

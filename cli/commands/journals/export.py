@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from rolloutbus.cli.journal_gaps import AllowGaps, fail_reading, finish
+from rolloutbus.cli.commands.journals.gaps import AllowGaps, fail_reading, finish
 from rolloutbus.cli.options import AsJson, example
 from rolloutbus.cli.terminal import checked
 from rolloutbus.cli.verbs import Verbs

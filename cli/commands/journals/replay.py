@@ -12,9 +12,15 @@ import msgspec
 import typer
 
 from rolloutbus.bus.wire.errors import SettingsError
-from rolloutbus.cli.journal_gaps import AllowGaps, fail_reading, gaps_told, refuse_gaps, tell_gaps
+from rolloutbus.cli.commands.journals.gaps import (
+    AllowGaps,
+    fail_reading,
+    gaps_told,
+    refuse_gaps,
+    tell_gaps,
+)
+from rolloutbus.cli.commands.journals.regenerate import Regeneration, regenerate
 from rolloutbus.cli.options import Address, AsJson, Speed, YourKey, example, speed_of
-from rolloutbus.cli.regenerate import Regeneration, regenerate
 from rolloutbus.cli.terminal import ExitStatus, checked, fail, print_json, run
 from rolloutbus.cli.verbs import Verbs
 from rolloutbus.launcher.run_dir import RunDirectory
