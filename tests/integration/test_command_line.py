@@ -4,6 +4,7 @@ import json
 import os
 import pty
 import re
+import signal
 import subprocess
 import sys
 import tempfile
@@ -14,6 +15,7 @@ from typing import NamedTuple
 
 import pytest
 
+from rolloutbus.cli.terminal import ExitStatus
 from rolloutbus.examples.tiny_model import build_tiny_model
 from rolloutbus.launcher.plan import environment
 from tests.integration.live_fleet import DEADLINE_S
@@ -146,3 +148,35 @@ def test_tables_fit_80_columns(fleet: Running) -> None:
     for line in fleet.call("status").stdout.splitlines():
         assert len(line.rstrip()) <= 80
         assert "…" not in line
+
+
+@pytest.mark.parametrize(
+    ("number", "status"),
+    [(signal.SIGINT, ExitStatus.INTERRUPTED), (signal.SIGTERM, ExitStatus.TERMINATED)],
+)
+def test_a_signal_ends_a_command_with_its_status(
+    fleet: Running, number: int, status: ExitStatus
+) -> None:
+    command = [*CLI, "status", "--watch", "--json"]
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=fleet.variables
+    ) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        assert process.stdout.readline()
+        process.send_signal(number)
+        assert process.wait(DEADLINE_S) == status
+        assert process.stderr.read() == b""
+
+
+def test_a_reader_that_has_seen_enough_is_no_error(fleet: Running) -> None:
+    command = [*CLI, "top", "--json", "--interval", "0.1"]
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=fleet.variables
+    ) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        assert process.stdout.readline()
+        process.stdout.close()
+        assert process.wait(DEADLINE_S) == ExitStatus.FAILED
+        assert process.stderr.read() == b""
