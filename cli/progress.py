@@ -22,6 +22,8 @@ def is_shown(*, quiet: bool) -> bool:
 async def waiting(what: Callable[[], str | None], *, quiet: bool) -> AsyncGenerator[None]:
     """Meanwhile show what is waited for, and for how long; the line is gone afterwards.
 
+    When the body is cancelled, what it began has to end first: then that is shown.
+
     Args:
         what: says it, such as `w1: loading weights`; empty: nothing worth a line; None: that was
             all, and the body goes on.
@@ -30,7 +32,11 @@ async def waiting(what: Callable[[], str | None], *, quiet: bool) -> AsyncGenera
     if not is_shown(quiet=quiet):
         yield
         return
-    showing = asyncio.create_task(_show(what))
+    task = asyncio.current_task()
+    assert task is not None
+    showing = asyncio.create_task(
+        _show(lambda: "what was started to end" if task.cancelling() else what())
+    )
     try:
         yield
     finally:

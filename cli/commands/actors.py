@@ -35,12 +35,19 @@ from rolloutbus.cli.terminal import checked
 from rolloutbus.cli.verbs import Verbs
 from rolloutbus.engine_worker.settings import WorkerSettings
 from rolloutbus.launcher.journaled_router import JournaledRouterSettings
-from rolloutbus.launcher.plan import environment, python
+from rolloutbus.launcher.plan import environment
 from rolloutbus.launcher.settings import EngineKind, FleetSettings, absolute_targets, engine_options
 from rolloutbus.router.settings import RouterSettings
 from rolloutbus.trainer_adapter.store.settings import StoreSettings
 
 BACKEND = "tcp://127.0.0.1:7778"
+RUN = """\
+import runpy, signal, sys
+signal.signal(signal.SIGINT, signal.SIG_DFL)
+sys.argv.pop(0)
+runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
+"""
+"""Runs a module as `python -m` does; Ctrl-C while it is imported ends it without a traceback."""
 
 Router = Annotated[
     str, typer.Option("--router", "-r", metavar="ENDPOINT", help="The router's backend.")
@@ -199,7 +206,8 @@ def _absolute(path: str) -> str:
 
 def _become(module: str, settings: msgspec.Struct, *, quiet: bool) -> None:
     """Turn this process into the actor: signals and exit status are its own from here on."""
-    argv = [*python(module), "--settings-json", msgspec.json.encode(settings).decode()]
+    argv = [sys.executable, "-c", RUN, module]
+    argv += ["--settings-json", msgspec.json.encode(settings).decode()]
     variables = environment()
     if is_shown(quiet=quiet):
         variables[PROGRESS] = "terminal"
