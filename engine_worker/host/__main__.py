@@ -31,7 +31,12 @@ from rolloutbus.bus.wire.entry import Entry, RequestId
 from rolloutbus.bus.wire.errors import Refused
 from rolloutbus.bus.wire.messages.endings import Problem
 from rolloutbus.bus.wire.messages.generation import Abort, Generate
-from rolloutbus.bus.wire.messages.host import EngineFailure, EngineHeartbeat, EngineReady
+from rolloutbus.bus.wire.messages.host import (
+    EngineFailure,
+    EngineHeartbeat,
+    EngineReady,
+    EngineStarting,
+)
 from rolloutbus.bus.wire.outgoing import sealed
 from rolloutbus.engine_worker.engine import Engine, EngineDied, Work
 from rolloutbus.engine_worker.engines.registry import build_engine
@@ -209,8 +214,15 @@ async def _serve(end: socket.socket, settings: WorkerSettings) -> int:
     quit_signal = QuitSignal()
     engine: Engine | None = None
     try:
+        loop = asyncio.get_running_loop()
+
+        def told(doing: str) -> None:
+            """Called by the thread that builds the engine."""
+            starting = Entry("engine_starting", body=pack(EngineStarting(doing)))
+            loop.call_soon_threadsafe(link.send, starting)
+
         engine = await asyncio.to_thread(
-            build_engine, settings.engine, settings.engine_options, steps.sink
+            build_engine, settings.engine, settings.engine_options, steps.sink, told
         )
         async with open_relay(settings.relay_endpoint, settings.security) as relay:
             dialer = dialer_of(settings.security)
