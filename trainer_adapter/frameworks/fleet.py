@@ -31,6 +31,9 @@ class FleetOptions:
     """The trainer's key, if the fleet wants one."""
     policy: str = "default"
     """Whose weights."""
+    dtype: str = ""
+    """The engines', which weights are cast to on the way; empty: they stay as the trainer has them,
+    and engines with another one refuse them."""
     require: Requirement = "all"
     """How many workers must have a new version; see `WeightPublisher.publish`."""
     deadline_s: float = 600.0
@@ -39,6 +42,14 @@ class FleetOptions:
     def __post_init__(self) -> None:
         if not 0 < self.deadline_s < math.inf:
             raise SettingsError(f"deadline_s={self.deadline_s}: say a number of seconds above 0")
+        if self.dtype and self.torch_dtype is None:
+            raise SettingsError(f"dtype={self.dtype!r}: say bfloat16, float16 or float32, or ''")
+
+    @property
+    def torch_dtype(self) -> torch.dtype | None:
+        """What weights are cast to; None: they are not."""
+        found = getattr(torch, self.dtype, None) if self.dtype else None
+        return found if isinstance(found, torch.dtype) else None
 
 
 def connected(fleet: FleetOptions) -> SyncRolloutClient:
@@ -61,12 +72,13 @@ class GatheredWeights:
         client: SyncRolloutClient,
         fleet: FleetOptions,
         *,
-        dtype: torch.dtype | None = None,
         rename: Rename | None = None,
     ) -> None:
-        """Nothing is sent yet. `dtype` and `rename` are as of `WeightPublisher`."""
+        """Nothing is sent yet. `rename` is as of `WeightPublisher`."""
         self._fleet = fleet
-        self._publisher = SyncWeightPublisher(client, fleet.policy, dtype=dtype, rename=rename)
+        self._publisher = SyncWeightPublisher(
+            client, fleet.policy, dtype=fleet.torch_dtype, rename=rename
+        )
         self._layout: list[tuple[str, torch.dtype, list[int]]] | None = None
 
     def publish(self, tensors: Iterator[Pair]) -> Published:

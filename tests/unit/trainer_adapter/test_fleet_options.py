@@ -18,6 +18,8 @@ PLACE = "tcp://127.0.0.1:7777"
         ({"require": "al"}, "require is 'al'; it must be all, quorum, any or at-least:N"),
         ({"deadline_s": "60"}, "deadline_s is '60'; it must be a number"),
         ({"deadline_s": -1}, "deadline_s=-1: say a number of seconds above 0"),
+        ({"dtype": "bf16"}, "dtype='bf16': say bfloat16, float16 or float32, or ''"),
+        ({"dtype": "nn"}, "dtype='nn': say bfloat16, float16 or float32, or ''"),
         ({"key_file": None}, "key_file is None; it must be a str"),
     ],
 )

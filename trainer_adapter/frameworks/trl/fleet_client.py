@@ -53,13 +53,14 @@ class FleetClient:
         n: int = 1,
         **sampling: Any,  # noqa: ANN401 - as TRL names them
     ) -> dict[str, Any]:
-        """Sample `n` completions of each prompt with weights no older than the last published.
+        """Sample `n` completions of each prompt with the weights that were last published here.
 
         Args and result as of `VLLMClient.generate`; `generation_kwargs` are OpenAI's and vLLM's
         fields of a completion, of which each that is not known is an error.
 
         Raises:
             Refused: a value is wrong; `.field` names it.
+            StaleVersion: another trainer has published its weights meanwhile.
             BusError: as of `RolloutClient.generate_batch`.
         """
         if features is not None:
@@ -74,7 +75,7 @@ class FleetClient:
             **options_of(body),
         }
         if self.last_published is not None:
-            options.setdefault("versions", f"min:{self.last_published.version}")
+            options.setdefault("versions", f"exact:{self.last_published.version}")
         groups = self._client.generate_batch(prompts, sampling_of(body, 0), n=n, **options)
         self.last_rollouts = rollouts = [each for group in groups for each in group]
         return {

@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from verl.workers.config import RolloutConfig
 
 from rolloutbus.bus.strict_calls import strict
@@ -60,15 +59,10 @@ class FleetOptions(fleet.FleetOptions):
     """Where a fleet is: `engine_kwargs.rolloutbus` of the rollout and of the checkpoint engine."""
 
     dtype: str = "bfloat16"
-    """The engines', which a trainer's weights are cast to on the way; empty: they keep theirs."""
+    """As of the base, but with the dtype in which verl's own engines hold a model."""
     leave_out: Sequence[str] = ()
     """Tensors of the trainer that the engines do not have: `lm_head.weight` of a model that ties it
     to its embeddings."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.dtype and not isinstance(getattr(torch, self.dtype, None), torch.dtype):
-            raise SettingsError(f"dtype={self.dtype!r}: say bfloat16, float16 or float32, or ''")
 
 
 def fleet_of(given: Mapping[str, Any] | None) -> FleetOptions:

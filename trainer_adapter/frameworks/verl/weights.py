@@ -9,7 +9,6 @@ from collections.abc import AsyncGenerator, Iterable, Iterator
 from typing import Any
 
 import ray
-import torch
 from torch import distributed
 from verl.checkpoint_engine import CheckpointEngine, CheckpointEngineRegistry
 from verl.workers.config import RolloutConfig
@@ -76,9 +75,8 @@ class WeightSender:
 
     def _publish(self, tensors: Iterator[Pair]) -> Published:
         if self._weights is None:
-            dtype = getattr(torch, self._fleet.dtype) if self._fleet.dtype else None
             client = connected(self._fleet)
-            self._weights = GatheredWeights(client, self._fleet, dtype=dtype, rename=self._name_of)
+            self._weights = GatheredWeights(client, self._fleet, rename=self._name_of)
         return self._weights.publish(tensors)
 
 
