@@ -123,7 +123,8 @@ test-sglang: $(SGLANG_STAMP) ## Tests with the real SGLang on the CPU; SGLANG=0.
 nightly: export FUZZ_SECONDS ?= 600
 nightly: $(STAMP) ## Everything in full: all cases, 2,000 seeds, chaos, weight matrix, fuzz, both SGLangs
 	$(BIN)/python -m pytest $(SPREAD) --exhaustive -m "not gpu and not sglang and not peers and not adapters" tests
-	$(MAKE) test-peers test-adapters $(addprefix test-adapter-,$(ADAPTERS_NIGHTLY))
+	$(MAKE) test-peers
+	$(MAKE) test-adapters $(addprefix test-adapter-,$(ADAPTERS_NIGHTLY)) ARGS=--exhaustive
 	$(MAKE) sim ARGS="--mutants --single-faults --jobs $(JOBS)"
 	$(MAKE) chaos ARGS=--quiet
 	$(MAKE) weight-faults ARGS=
