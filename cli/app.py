@@ -32,6 +32,8 @@ MODULES = {
     "metrics": "gateway",
     "pause": "control",
     "resume": "control",
+    "scale": "scale",
+    "restart": "scale",
     "weights": "weights",
     "router": "actors",
     "store": "actors",

@@ -16,7 +16,7 @@ def first_gpus(model: Path, run_dir: Path, engine_options: dict[str, Any]) -> li
     with RunDirectory(run_dir, keep_logs=False) as opened:
         plan = FleetPlan(settings, opened)
         found: list[object] = []
-        for name in plan.worker_names:
+        for name in plan.places:
             plan.worker(name, "ipc:///tmp/backend")
             written = (opened.path / f"{name}.json").read_bytes()
             worker = msgspec.json.decode(written, type=WorkerSettings)
