@@ -10,6 +10,7 @@ from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping, Sequen
 from typing import Any, Protocol, TypeVar
 
 import msgspec
+from msgspec.structs import replace
 
 from rolloutbus.bus.wire.errors import (
     ActorStopped,
@@ -18,7 +19,7 @@ from rolloutbus.bus.wire.errors import (
     ProcessFailed,
     SettingsError,
 )
-from rolloutbus.bus.wire.messages.control import FleetStatus
+from rolloutbus.bus.wire.messages.control import FleetStatus, Shutdown
 from rolloutbus.trainer_adapter.client.client import RolloutClient, settings_for
 
 T = TypeVar("T")
@@ -149,8 +150,13 @@ class Scaling:
 
         async def restarted() -> None:
             place = self._processes.place_of(name)
-            await self._drain([name], drain_s)
-            await self._add([place])
+            await self._drain([name], drain_s, comes_back=True)
+            try:
+                await self._add([place])
+            except BaseException:
+                async with self._client() as client:
+                    await _told_to_leave(client, name, Shutdown(drain=False), STOP_S)
+                raise
 
         await self._in_turn(restarted())
 
@@ -224,19 +230,24 @@ class Scaling:
         self._processes.let_leave(name)
         await self._processes.end(name, 0.0)
 
-    async def _drain(self, names: Sequence[str], drain_s: float) -> None:
+    async def _drain(
+        self, names: Sequence[str], drain_s: float, *, comes_back: bool = False
+    ) -> None:
         """Let workers finish what they run, side by side, and wait until they are gone."""
         for name in names:
             self._processes.let_leave(name)
             self._tell(name, "drains: it finishes what it runs")
         async with self._client() as client:
-            await asyncio.gather(*(self._leave(client, name, drain_s) for name in names))
+            order = Shutdown(comes_back=comes_back)
+            await asyncio.gather(*(self._leave(client, name, order, drain_s) for name in names))
 
-    async def _leave(self, client: RolloutClient, name: str, drain_s: float) -> None:
-        if not await _told_to_leave(client, name, drain=True, deadline_s=drain_s):
+    async def _leave(
+        self, client: RolloutClient, name: str, order: Shutdown, drain_s: float
+    ) -> None:
+        if not await _told_to_leave(client, name, order, drain_s):
             self._tell(name, f"died, or needs more than {drain_s:g} s: its work goes on elsewhere")
-            # It ends what it runs, if it can still be told; and nobody expects it back.
-            await _told_to_leave(client, name, drain=False, deadline_s=STOP_S)
+            # It ends what it runs, if it can still be told; and if not, nobody expects it back.
+            await _told_to_leave(client, name, replace(order, drain=False), STOP_S)
         await self._processes.end(name, FAREWELL_S)
         self._tell(name, "has left")
 
@@ -273,11 +284,17 @@ async def _status(client: RolloutClient) -> FleetStatus | None:
 
 
 async def _told_to_leave(
-    client: RolloutClient, name: str, *, drain: bool, deadline_s: float
+    client: RolloutClient, name: str, order: Shutdown, deadline_s: float
 ) -> bool:
     """Whether a worker was told to leave, and has ended what it ran."""
     try:
-        result = await client.shutdown_worker(name, drain=drain, deadline_s=deadline_s, check=False)
+        result = await client.shutdown_worker(
+            name,
+            drain=order.drain,
+            comes_back=order.comes_back,
+            deadline_s=deadline_s,
+            check=False,
+        )
     except BusError:
         return False
     return bool(result.by_worker) and not result.errors

@@ -148,7 +148,7 @@ class SupervisedProcess:
             self.failure = failure
         finally:
             self._ended.set()
-            self.on_end()
+        self.on_end()  # not if this task was cancelled: the process may run, and `stop` ends it
 
     async def _live(self) -> int:
         """One incarnation; returns its exit status."""
