@@ -52,11 +52,17 @@ def prepare_bodies(
     body = update.body
     store = store_facts(context) or StoreFacts("")
     update.bulk = store.bulk
+    targets = list(targets)
+    workers = context.members.workers(body.policy)
     holders = [
         facts
-        for member in context.members.workers(body.policy)
+        for member in workers
         if member.version == body.version and (facts := member.hello.worker) is not None
     ]
+    # Workers that join together catch up one by one: each begins with another holder.
+    place = next((workers.index(each) for each in targets if each in workers), 0)
+    first = place % max(1, len(holders))
+    holders = holders[first:] + holders[:first]
     share = context.delta_shares.get(body.policy, DELTA_SHARE)
     ways = plan_ways([*_as_targets(targets)], store, body, holders, share)
     update.ways.update(ways)

@@ -301,6 +301,20 @@ def test_worker_that_is_behind_takes_a_delta_from_far_and_asks_its_like_first() 
     assert (ask.transport, ask.sources) == ("delta", ["tcp://w0:9"])
 
 
+def test_workers_that_join_together_ask_different_workers_first() -> None:
+    bus = Bus()
+    bus.store({"default": 3}, host="host-a")
+    for name in ("w0", "w1", "w2"):
+        bus.worker(name, version=3, host="host-b", bulk=f"tcp://{name}:9")
+    joining = [bus.worker(f"w{number}", host=f"host-{number}") for number in (3, 4, 5)]
+    bus.advance(0.5)
+    assert [prepare(worker, 3).sources for worker in joining] == [
+        ["tcp://w0:9", "tcp://w1:9"],
+        ["tcp://w1:9", "tcp://w2:9"],
+        ["tcp://w2:9", "tcp://w0:9"],
+    ]
+
+
 def test_version_that_falls_behind_while_it_waits_for_a_store_is_refused() -> None:
     bus = Bus()
     bus.worker()
