@@ -22,6 +22,7 @@ from rolloutbus.types import FleetStatus
 from tests.integration.live_fleet import (
     DEADLINE_S,
     PACE_S,
+    Changes,
     Streamed,
     assert_fake_rollout,
     fake_sampling,
@@ -45,6 +46,7 @@ FLEET: UpOptions = {
 }
 WEIGHTS = {"embed.weight": torch.ones(8, 4), "head.weight": torch.ones(4)}
 N_TOKENS = 20
+N_TURNS = 8
 LONGER = fake_sampling(N_TOKENS)
 LOAD_S = 600.0
 """Deadline of rollouts that wait for a change of the fleet."""
@@ -59,6 +61,7 @@ class Load:
         self.committed = 0
         """The last version whose publication has ended."""
         self.n_wanted = 0
+        self._changes = Changes()
         self._is_over = False
         self._tasks: asyncio.TaskGroup | None = None
 
@@ -67,16 +70,21 @@ class Load:
         return {rollout.worker for rollout in self.rollouts}
 
     @contextlib.asynccontextmanager
-    async def running(self, n_askers: int = 12, n_sessions: int = 4) -> AsyncGenerator[None]:
+    async def running(self, n_askers: int = 12, n_talks: int = 8) -> AsyncGenerator[None]:
         """Inside they ask; leaving waits for `n_wanted` rollouts. An error ends the block."""
         self._is_over = False
         async with asyncio.TaskGroup() as tasks:
             for number in range(n_askers):
                 tasks.create_task(self._ask(number))
-            for number in range(n_sessions):
+            for number in range(n_talks):
                 tasks.create_task(self._converse(f"talk-{number}"))
             yield
             self._is_over = True
+
+    async def sampled(self, n_more: int) -> None:
+        """Wait until so many more rollouts came."""
+        n = len(self.rollouts) + n_more
+        await self._changes.until(lambda: len(self.rollouts) >= n)
 
     async def publish(self) -> None:
         """One update of the weights."""
@@ -90,13 +98,15 @@ class Load:
             await self._sampled([number, n_asked], self._client.generate)
 
     async def _converse(self, name: str) -> None:
-        """Turns of a session, each of which continues the one before."""
-        prompt, n_turns = [7], 0
-        async with self._client.session(name) as session:
-            while not self._is_done:
-                n_turns += 1
-                rollout = await self._sampled(prompt, session.generate)
-                prompt = [*prompt, *rollout.tokens.tolist()] if n_turns % 8 else [7, n_turns]
+        """One session after the other; each turn continues the one before."""
+        n_sessions = 0
+        while not self._is_done:
+            n_sessions += 1
+            prompt = [7, n_sessions]
+            async with self._client.session(f"{name}.{n_sessions}") as session:
+                for _ in range(N_TURNS):
+                    rollout = await self._sampled(prompt, session.generate)
+                    prompt = [*prompt, *rollout.tokens.tolist()]
 
     async def _sampled(
         self, prompt: list[int], ask: Callable[..., Coroutine[Any, Any, Rollout]]
@@ -106,6 +116,7 @@ class Load:
         assert_fake_rollout(prompt, rollout, N_TOKENS)
         assert min(rollout.token_versions) >= least, "weights older than what was committed"
         self.rollouts.append(rollout)
+        self._changes.notify()
         return rollout
 
     @property
@@ -146,6 +157,7 @@ async def test_workers_come_and_go_under_load(
         assert await names_in(client) == {f"w{number}" for number in range(n_most)}
         status = await client.status()
         assert {worker.version for worker in status.workers} == {load.committed}
+        await load.sampled(load.n_wanted // 2)
         await fleet.scale(2)
         assert await names_in(client) == {"w0", "w1"}
     assert len(load.rollouts) >= load.n_wanted
