@@ -24,12 +24,12 @@ from rolloutbus.bus.wire.errors import (
 from rolloutbus.launcher.control_socket import CONTROL, ControlSocket, Order, Restart, Scale, Tell
 from rolloutbus.launcher.discovery import Registration
 from rolloutbus.launcher.engine_python import check_python
-from rolloutbus.launcher.local_workers import LocalWorkers
 from rolloutbus.launcher.plain_block import PlainBlock
 from rolloutbus.launcher.plan import READY_TIMEOUT_S, ROUTER, STORE, FleetPlan, environment
 from rolloutbus.launcher.run_dir import RunDirectory
 from rolloutbus.launcher.scaling import DRAIN_S, Scaling
 from rolloutbus.launcher.settings import FleetSettings, UpOptions, packages_of
+from rolloutbus.launcher.supervised_workers import SupervisedWorkers
 
 
 def children_of(pid: int) -> list[int]:
@@ -101,7 +101,7 @@ class Fleet:
         self._router: SupervisedProcess | None = None
         self._store: SupervisedProcess | None = None
         self._gateway: SupervisedProcess | None = None
-        self._workers: LocalWorkers | None = None
+        self._workers: SupervisedWorkers | None = None
         self._scaling: Scaling | None = None
         self.run_dir = Path()
         """Holds sockets and logs while the fleet runs."""
@@ -301,7 +301,7 @@ class Fleet:
             if self._scaling is not None:
                 self._registration.resized(len(self.worker_names))
 
-        self._workers = LocalWorkers(
+        self._workers = SupervisedWorkers(
             self._supervisor,
             plan,
             lambda: self.address,

@@ -1,22 +1,49 @@
-"""The workers of a local fleet as supervised processes: which run, which leave, which failed."""
+"""The workers of a fleet as supervised processes: which run, which leave, which failed."""
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from typing import Protocol
 
+from rolloutbus.bus.actor.child import ProcessSpec
 from rolloutbus.bus.actor.supervisor import SupervisedProcess, Supervisor
 from rolloutbus.bus.wire.errors import ProcessFailed, SettingsError
-from rolloutbus.launcher.plan import FleetPlan
 from rolloutbus.launcher.scaling import WorkerPlace
 
 
-class LocalWorkers:
-    """What `launcher.scaling.Scaling` asks of a launcher, done on this machine."""
+class WorkerPlan(Protocol):
+    """What a launcher knows of its workers: the processes, and who has which place."""
+
+    places: dict[str, WorkerPlace]
+    """Of workers that run, leave, or are to be started, by name."""
+
+    @property
+    def key_file(self) -> str:
+        """Key of an admin; empty where no keys are asked for."""
+        ...
+
+    def take_places(
+        self, n: int, *, gpus: Sequence[int] = (), env: Mapping[str, str] | None = None
+    ) -> list[WorkerPlace]:
+        """Names for so many more workers; SettingsError, and none taken, if there is no room."""
+        ...
+
+    def give_back(self, name: str) -> None:
+        """The worker is gone: its name is free."""
+        ...
+
+    def worker(self, name: str, backend: str) -> ProcessSpec:
+        """The process of a worker that has a place, which joins at `backend`."""
+        ...
+
+
+class SupervisedWorkers:
+    """What `launcher.scaling.Scaling` asks of a launcher whose processes a `Supervisor` keeps."""
 
     def __init__(
         self,
         supervisor: Supervisor,
-        plan: FleetPlan,
+        plan: WorkerPlan,
         address: Callable[[], str],
         backend_of: Callable[[str], str],
         on_change: Callable[[], None],
@@ -25,7 +52,7 @@ class LocalWorkers:
 
         Args:
             supervisor: keeps the processes running.
-            plan: knows what a worker's process is, and who has which place.
+            plan: says what a worker's process is, and who has which place.
             address: says where clients connect.
             backend_of: says where the worker of a name joins.
             on_change: called when a worker has come or gone.
