@@ -14,7 +14,7 @@ from typing import Self
 
 import msgspec
 
-from rolloutbus.bus.wire.errors import BusError, PeerLost, SettingsError
+from rolloutbus.bus.wire.errors import BusError, PeerLost, ProcessFailed, SettingsError
 
 CONTROL = "control"
 """Name of the socket in a run directory."""
@@ -133,6 +133,9 @@ async def _unless_gone(work: Awaitable[list[str]], reader: asyncio.StreamReader)
         if not working.done():
             raise ConnectionResetError
         return Done(working.result())
+    except ProcessFailed as error:
+        log = f"; the last lines of its log:\n{error.log}" if error.log else ""
+        return Failed(f"{error}{log}", is_refused=False)
     except BusError as error:
         return Failed(str(error), is_refused=isinstance(error, SettingsError))
     finally:

@@ -244,11 +244,13 @@ class Scaling:
     async def _leave(
         self, client: RolloutClient, name: str, order: Shutdown, drain_s: float
     ) -> None:
+        patience_s = FAREWELL_S
         if not await _told_to_leave(client, name, order, drain_s):
             self._tell(name, f"died, or needs more than {drain_s:g} s: its work goes on elsewhere")
             # It ends what it runs, if it can still be told; and if not, nobody expects it back.
-            await _told_to_leave(client, name, replace(order, drain=False), STOP_S)
-        await self._processes.end(name, FAREWELL_S)
+            is_told = await _told_to_leave(client, name, replace(order, drain=False), STOP_S)
+            patience_s = FAREWELL_S if is_told else 0.0
+        await self._processes.end(name, patience_s)
         self._tell(name, "has left")
 
     @contextlib.asynccontextmanager
@@ -268,6 +270,8 @@ def check_drain(drain_s: float) -> None:
 def serves(status: FleetStatus, name: str) -> bool:
     """Whether a worker has all that is committed, and takes requests unless a client paused it."""
     worker = next((each for each in status.workers if each.name == name), None)
+    if status.recovering:  # it may have yet to learn what is committed
+        return False
     if worker is None or worker.version < status.committed.get(worker.policy, 0):
         return False
     reasons = worker.blocked_by.keys()

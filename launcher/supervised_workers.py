@@ -138,7 +138,9 @@ class SupervisedWorkers:
 
     def accept(self, name: str) -> None:
         """It serves: if it cannot be kept running from now on, the fleet ends."""
-        self._running[name].is_on_trial = False
+        process = self._running.get(name)
+        if process is not None:
+            process.is_on_trial = False
 
     def let_leave(self, name: str) -> None:
         """It is about to leave: it is not started again."""
@@ -164,8 +166,8 @@ class SupervisedWorkers:
     def _ended(self, process: SupervisedProcess) -> None:
         """A worker has left, or failed on trial: in either case it is not started again."""
         name = process.spec.name
-        if process.failure is not None:
-            self._failures[name] = process.failure
+        if process.is_on_trial:
+            self._failures[name] = process.failure or ProcessFailed(name, "it has left")
         self._rank.remove(process)
         for table in (self._running, self._leaving):
             if table.get(name) is process:

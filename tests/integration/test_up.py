@@ -1,5 +1,6 @@
 """A fleet brought up on this machine: it serves, heals, and leaves nothing behind."""
 
+import asyncio
 import contextlib
 import json
 import logging
@@ -18,8 +19,8 @@ import pytest
 
 import rolloutbus
 from rolloutbus import Fleet, RolloutClient, SamplingParams
-from rolloutbus.bus.actor.supervisor import RestartRule
-from rolloutbus.errors import ProcessFailed, SettingsError
+from rolloutbus.bus.actor.supervisor import ProcessEvent, RestartRule
+from rolloutbus.errors import ActorStopped, ProcessFailed, SettingsError
 from rolloutbus.launcher.fleet import children_of
 from rolloutbus.launcher.plan import environment
 from rolloutbus.launcher.settings import FleetSettings, Transport
@@ -373,6 +374,24 @@ def test_ctrl_c_while_workers_come_leaves_nothing_behind(runtime_dir: Path) -> N
             assert scale.stderr is not None
             assert scale.stderr.read().startswith("error: the ")
         assert not any(is_alive(pid) for pid in pids)
+    assert leftovers(runtime_dir) == []
+
+
+async def test_a_change_that_is_under_way_ends_with_its_fleet(runtime_dir: Path) -> None:
+    started = asyncio.Event()
+
+    def heard(event: ProcessEvent) -> None:
+        if (event.name, event.kind) == ("w2", "started"):
+            started.set()
+
+    async with rolloutbus.up(heard, engine="fake", workers=1, store=False) as fleet:
+        growing = asyncio.create_task(fleet.scale(3))
+        async with asyncio.timeout(DEADLINE_S):
+            await started.wait()
+        pids = tree_of(os.getpid())[1:]
+    with pytest.raises(ActorStopped, match="the fleet has ended"):
+        await growing
+    assert not any(is_alive(pid) for pid in pids)
     assert leftovers(runtime_dir) == []
 
 
