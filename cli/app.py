@@ -34,6 +34,7 @@ MODULES = {
     "resume": "control",
     "scale": "scale",
     "restart": "scale",
+    "drain": "scale",
     "weights": "weights",
     "router": "actors",
     "store": "actors",

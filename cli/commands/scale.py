@@ -1,4 +1,4 @@
-"""`rolloutbus scale | restart`: change the workers of a fleet that runs on this machine."""
+"""`rolloutbus scale | restart | drain`: change the workers of a fleet that serves."""
 
 import sys
 from collections.abc import Sequence
@@ -8,8 +8,9 @@ from typing import Annotated
 import typer
 
 from rolloutbus.bus.wire.errors import SettingsError
-from rolloutbus.cli.options import AsJson, example, not_empty
-from rolloutbus.cli.terminal import print_json, run
+from rolloutbus.cli.options import Address, AsJson, Deadline, YourKey, example, not_empty
+from rolloutbus.cli.terminal import ExitStatus, fail, print_json, run
+from rolloutbus.cli.terminal import ask as question
 from rolloutbus.launcher.control_socket import Done, Order, Restart, Scale, ask
 from rolloutbus.launcher.discovery import find_fleet
 from rolloutbus.launcher.scaling import DRAIN_S
@@ -61,6 +62,34 @@ def restart(
 ) -> None:
     """Drain workers of a fleet that `up` runs on this machine, and start them again."""
     run(_carry_out(name, [Restart(worker, drain) for worker in workers], as_json=as_json))
+
+
+@app.command(epilog=example("rolloutbus drain w7 --address tcp://10.0.0.1:7777#KEY --key me.key"))
+def drain(
+    worker: Annotated[str, typer.Argument(metavar="WORKER", help="Its name; see `status`.")],
+    address: Address = "",
+    key: YourKey = "",
+    deadline: Deadline = DRAIN_S,
+    as_json: AsJson = False,
+) -> None:
+    """Have a worker of any host leave when it has finished what it runs.
+
+    What keeps it running must not start it again after exit status 0. One that is away is not
+    expected back any more. If the deadline passes first, it drains all the same.
+    """
+    result = question(
+        address,
+        key,
+        lambda client: client.shutdown_worker(worker, deadline_s=deadline, check=False),
+    )
+    if result.silent:
+        fail(f"{worker} has not drained within {deadline:g} s, or has died", ExitStatus.FAILED)
+    for error in result.errors.values():
+        fail(f"{worker}: {error}", ExitStatus.FAILED)
+    if as_json:
+        print_json({"drained": worker})
+    else:
+        sys.stdout.write(f"{worker} has drained, and leaves\n")
 
 
 async def _carry_out(name: str, orders: Sequence[Order], *, as_json: bool) -> None:
