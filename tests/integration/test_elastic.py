@@ -166,6 +166,35 @@ async def test_workers_come_and_go_under_load(
     assert (await client.status()).absent == {}
 
 
+async def test_a_worker_that_joins_while_a_version_is_on_its_way_serves_that_one(
+    fleet: Fleet, client: RolloutClient
+) -> None:
+    publisher = WeightPublisher(client)
+    before = await publisher.publish(WEIGHTS, deadline_s=LOAD_S)
+    [host] = fleet.host_pids("w0")
+    os.kill(host, signal.SIGSTOP)  # it cannot prepare, so the update waits for it
+    try:
+        publishing = asyncio.create_task(publisher.publish(WEIGHTS, deadline_s=LOAD_S))
+        await status_when(client, lambda s: len(s.updates) == 1)
+        adding = asyncio.create_task(fleet.add_worker())
+        status = await status_when(client, lambda s: is_blocked(s, "w2", "behind"))
+        assert not adding.done()
+        assert status.committed["default"] == before.version
+    finally:
+        os.kill(host, signal.SIGCONT)
+    published = await publishing
+    assert await adding == "w2"
+    rollout = await client.generate(
+        [8], fake_sampling(3), worker="w2", versions="any", deadline_s=DEADLINE_S
+    )
+    assert rollout.version_runs == [(published.version, 3)]
+
+
+def is_blocked(status: FleetStatus, name: str, reason: str) -> bool:
+    worker = worker_in(status, name)
+    return worker is not None and reason in worker.blocked_by
+
+
 async def test_sessions_of_a_worker_that_leaves_are_moved_and_told_so(
     fleet: Fleet, client: RolloutClient
 ) -> None:
@@ -346,6 +375,19 @@ async def test_workers_follow_the_queue(
         await fleet.scale(1)  # after the change that is under way
         following.cancel()
     assert {worker.name for worker in (await client.status()).workers} == {"w0"}
+
+
+async def test_new_workers_of_a_guarded_fleet_have_keys_and_a_lost_router_is_waited_for(
+    tmp_path: Path,
+) -> None:
+    async with rolloutbus.up(
+        engine="fake", workers=1, store=False, secure=tmp_path / "keys"
+    ) as fleet:
+        await fleet.scale(2)
+        fleet.kill_router()
+        await fleet.restart("w1")
+        async with rolloutbus.connect(fleet.address, key_file=fleet.key_file) as client:
+            assert await names_in(client) == {"w0", "w1"}
 
 
 async def test_each_worker_sees_its_gpus_and_there_are_no_more_workers_than_groups(
