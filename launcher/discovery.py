@@ -40,6 +40,8 @@ class RunningFleet(msgspec.Struct, frozen=True, kw_only=True):
     """Where clients connect; empty: it is still starting."""
     key_file: str = ""
     """What commands connect with; empty if it asks for no keys."""
+    control: str = ""
+    """Socket where its launcher takes orders; empty: it takes none."""
 
 
 class NoSuchFleet(SettingsError):
@@ -118,9 +120,16 @@ class Registration:
             _forget(base, self.name)
         os.close(self._lock)
 
-    def announce(self, address: str, key_file: str = "") -> None:
+    def announce(self, address: str, key_file: str = "", control: str = "") -> None:
         """Report that clients can connect; again when the address has changed."""
-        self._fleet = msgspec.structs.replace(self._fleet, address=address, key_file=key_file)
+        self._fleet = msgspec.structs.replace(
+            self._fleet, address=address, key_file=key_file, control=control
+        )
+        self._write()
+
+    def resized(self, workers: int) -> None:
+        """Report how many workers there are now."""
+        self._fleet = msgspec.structs.replace(self._fleet, workers=workers)
         self._write()
 
     def _write(self) -> None:

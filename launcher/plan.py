@@ -5,7 +5,7 @@ import os
 import secrets
 import site
 import sys
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -29,11 +29,16 @@ from rolloutbus.engine_worker.settings import WorkerSettings
 from rolloutbus.gateway.settings import GatewaySettings
 from rolloutbus.launcher.journaled_router import JournaledRouterSettings
 from rolloutbus.launcher.run_dir import RunDirectory
+from rolloutbus.launcher.scaling import WorkerPlace
 from rolloutbus.launcher.settings import (
+    CUDA_DEVICES,
     FleetSettings,
     absolute_targets,
+    check_env,
+    check_group,
     engine_options,
     gateway_options,
+    n_gpus_of,
 )
 from rolloutbus.replay.settings import RecorderSettings
 from rolloutbus.router.settings import RouterSettings
@@ -125,6 +130,7 @@ WORKER_GRACE_S = 12.0
 
 _WORKER: Role = "worker"
 _ANY_PORT = "tcp://127.0.0.1:0"
+_GPUS = Path("/proc/driver/nvidia/gpus")
 
 
 class FleetPlan:
@@ -138,10 +144,68 @@ class FleetPlan:
         # A store's record names the fleet. Without a store its clients would know it by no name at
         # first, and the next fleet at the address would go on with what this one has sampled.
         self._fleet = "" if settings.store else secrets.token_hex(16)
-        self.worker_names = [f"w{index}" for index in range(settings.workers)]
+        self.places: dict[str, WorkerPlace] = {}
+        """Workers that run or are to be started, by name."""
         self._keys = FleetKeys(Path(settings.secure)) if settings.secure is not None else None
+        self.take_places(settings.workers)
+
+    def take_places(
+        self, n: int, *, gpus: Sequence[int] = (), env: Mapping[str, str] | None = None
+    ) -> list[WorkerPlace]:
+        """Places for so many more workers: the lowest free numbers, with the GPUs of each number.
+
+        Args:
+            n: how many.
+            gpus: of each; empty: those of its number.
+            env: variables beside those of all workers.
+
+        Raises:
+            SettingsError: there are not enough GPUs, or a value is none; no place is taken.
+        """
+        if gpus:
+            check_group(gpus, self._settings)
+        check_env(env or {}, has_gpus=bool(gpus or self._settings.gpus))
+        numbers = (number for number in range(len(self.places) + n))
+        free = [number for number in numbers if f"w{number}" not in self.places][:n]
+        if not gpus:
+            self._require_gpus(free)
+        taken: list[WorkerPlace] = []
+        for number in free:
+            group = gpus or (self._settings.gpus[number] if self._settings.gpus else ())
+            variables = {**self._settings.env, **(env or {})}
+            if group:
+                visible_gpus(group)
+            taken.append(WorkerPlace(f"w{number}", number, tuple(group), variables))
+        self.places.update({place.name: place for place in taken})
         if self._keys is not None:
-            self._keys.make({STORE: "store", **dict.fromkeys(self.worker_names, _WORKER)})
+            self._keys.make({STORE: "store", **dict.fromkeys(self.places, _WORKER)})
+        return taken
+
+    def give_back(self, name: str) -> None:
+        """The worker is gone for good: its number and its GPUs are free."""
+        self.places.pop(name, None)
+
+    def _require_gpus(self, numbers: Collection[int]) -> None:
+        last, groups = max(numbers, default=-1), self._settings.gpus
+        if groups and last >= len(groups):
+            raise SettingsError(
+                f"no GPUs are left for w{last}: `gpus` names {len(groups)} groups, one for each "
+                "worker; name more, or say which with add_worker(gpus=…)"
+            )
+        n_here = n_visible_gpus()
+        if groups or self._settings.engine != "sglang" or not n_here or self._is_on_cpu:
+            return
+        n_each = n_gpus_of(self._settings)
+        first = first_gpu(named(self._settings.engine_options.get("arguments", {})), last)
+        if first + n_each > n_here:
+            raise SettingsError(
+                f"no GPUs are left for w{last}: it would have those from {first} to "
+                f"{first + n_each - 1}, and this machine has {n_here}"
+            )
+
+    @property
+    def _is_on_cpu(self) -> bool:
+        return self._settings.engine_options.get("device") == "cpu"
 
     @property
     def key_file(self) -> str:
@@ -160,7 +224,7 @@ class FleetPlan:
             backend=known.get("backend") or self._endpoint("backend"),
             leases=self._settings.lease,
             sessions_per_slot=self._settings.sessions_per_slot,
-            expected_workers=dict.fromkeys(self.worker_names, self._settings.policy),
+            expected_workers=dict.fromkeys(self.places, self._settings.policy),
             fleet=self._fleet,
             dead_letters=self._dead_letters(),
             tap=(known.get("tap") or self._endpoint("tap")) if self._has_tap else "",
@@ -246,7 +310,8 @@ class FleetPlan:
         )
 
     def worker(self, name: str, backend: str) -> ProcessSpec:
-        """One worker, which joins at `backend`."""
+        """One worker, which has a place, and joins at `backend`."""
+        place = self.places[name]
         profile_dir = self._settings.profile_dir
         settings = WorkerSettings(
             name=name,
@@ -257,7 +322,7 @@ class FleetPlan:
             save_targets=absolute_targets(self._settings.save_targets),
             profile_dir=str(profile_dir and Path(profile_dir).absolute()),
             engine=self._settings.engine,
-            engine_options=self._engine_options(name),
+            engine_options=self._engine_options(place),
             lease=self._settings.lease,
             security=self._security(name),
             host=self._settings.host,
@@ -266,15 +331,21 @@ class FleetPlan:
         spec = self._spec(
             name, "rolloutbus.engine_worker", settings, interpreter=self._settings.python
         )
-        return dataclasses.replace(spec, grace_s=WORKER_GRACE_S, may_leave=True)
+        variables = {**(spec.environment or {}), **place.env}
+        if place.gpus:
+            variables[CUDA_DEVICES] = ",".join(visible_gpus(place.gpus))
+        return dataclasses.replace(
+            spec, environment=variables, grace_s=WORKER_GRACE_S, may_leave=True
+        )
 
-    def _engine_options(self, name: str) -> dict[str, Any]:
-        options = engine_options(self._settings)
-        if self._settings.engine != "sglang" or options.get("device") == "cpu":
+    def _engine_options(self, place: WorkerPlace) -> dict[str, Any]:
+        options = engine_options(self._settings, len(self.places))
+        # An engine with a group of its own sees no other GPUs.
+        if self._settings.engine != "sglang" or self._is_on_cpu or place.gpus:
             return options
         # Each engine takes the GPUs after those of the one before.
         arguments = named(options.get("arguments", {}))
-        first = first_gpu(arguments, self.worker_names.index(name))
+        first = first_gpu(arguments, place.number)
         return {**options, "arguments": {**arguments, "base_gpu_id": first}}
 
     def _spec(
@@ -331,6 +402,33 @@ def environment() -> dict[str, str]:
             filter(None, [root, os.environ.get("PYTHONPATH")])
         )
     return variables
+
+
+def visible_gpus(gpus: Sequence[int]) -> list[str]:
+    """The names, for CUDA_VISIBLE_DEVICES, of GPUs that this process numbers so.
+
+    Raises:
+        SettingsError: this process sees fewer.
+    """
+    mine = os.environ.get(CUDA_DEVICES)
+    if mine is None:
+        n_here = n_visible_gpus()
+        if n_here and max(gpus) >= n_here:
+            raise SettingsError(f"gpus: there is no GPU {max(gpus)}: this machine has {n_here}")
+        return [str(gpu) for gpu in gpus]
+    names = [name.strip() for name in mine.split(",") if name.strip()]
+    if max(gpus) >= len(names):
+        why = f"{CUDA_DEVICES} lets this process see {len(names)}"
+        raise SettingsError(f"gpus: there is no GPU {max(gpus)}: {why}")
+    return [names[gpu] for gpu in gpus]
+
+
+def n_visible_gpus() -> int:
+    """NVIDIA's GPUs that this process sees; 0: none, or nobody knows."""
+    mine = os.environ.get(CUDA_DEVICES)
+    if mine is not None:
+        return len([name for name in mine.split(",") if name.strip()])
+    return sum(1 for _ in _GPUS.iterdir()) if _GPUS.is_dir() else 0
 
 
 def private_dir(path: Path) -> Path:

@@ -16,7 +16,7 @@ from rolloutbus.bus.strict_calls import nearest
 from rolloutbus.bus.transport.endpoints import is_local
 from rolloutbus.bus.wire.errors import SettingsError
 from rolloutbus.engine_worker.engines.fake.settings import FakeSettings
-from rolloutbus.engine_worker.engines.sglang.settings import SglangSettings, named
+from rolloutbus.engine_worker.engines.sglang.settings import SglangSettings, named, tensor_parallel
 from rolloutbus.engine_worker.engines.transformers.settings import TransformersSettings
 from rolloutbus.engine_worker.settings import HostSettings
 from rolloutbus.gateway.settings import GatewaySettings
@@ -49,6 +49,8 @@ class UpOptions(TypedDict, total=False):
     workers: int
     engine: EngineKind
     engine_options: Mapping[str, Any]
+    gpus: Sequence[Sequence[int]]
+    env: Mapping[str, str]
     python: str | os.PathLike[str]
     policy: str
     store: bool
@@ -86,6 +88,12 @@ class FleetSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
     engine: EngineKind = "transformers"
     engine_options: Mapping[str, Any] = msgspec.field(default_factory=dict[str, Any])
     """See `engine_worker.engines`: TransformersSettings, SglangSettings, FakeSettings."""
+    gpus: Sequence[Sequence[int]] = ()
+    """GPUs of each worker, as this process numbers them: w0 has the first group, w1 the second one,
+    and there can be no more workers than groups. Empty: SGLang's engines take theirs one after the
+    other, those of transformers the first one."""
+    env: Mapping[str, str] = msgspec.field(default_factory=dict[str, str])
+    """Variables of the environment of workers and their engines, beside those of this process."""
     python: str | os.PathLike[str] = ""
     """Interpreter of workers, engines and the gateway, or its environment's directory; empty: this
     one. It needs the same rolloutbus, and their packages, which may be others than ours."""
@@ -156,6 +164,8 @@ class FleetSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
                 _require_packages("http", GATEWAY_PACKAGES, "gateway")
         gateway_options(self)
         engine_options(self)
+        check_gpus(self)
+        check_env(self.env, has_gpus=bool(self.gpus))
         if self.python:
             msgspec.structs.force_setattr(self, "python", find_python(self.python))
         if self.engine in _PACKAGES:
@@ -206,8 +216,60 @@ def gateway_options(settings: FleetSettings) -> dict[str, Any]:
     return options
 
 
-def engine_options(settings: FleetSettings) -> dict[str, Any]:
+CUDA_DEVICES = "CUDA_VISIBLE_DEVICES"
+
+
+def n_gpus_of(settings: FleetSettings) -> int:
+    """GPUs that each engine uses; 0: any number, none as well."""
+    match settings.engine:
+        case "sglang":
+            return tensor_parallel(named(settings.engine_options.get("arguments", {})))
+        case "transformers":
+            return 1
+        case "fake":
+            return 0
+
+
+def check_gpus(settings: FleetSettings) -> None:
+    """SettingsError unless each worker has a group of as many GPUs as its engine uses."""
+    if not settings.gpus:
+        return
+    if len(settings.gpus) < settings.workers:
+        raise SettingsError(
+            f"gpus: {len(settings.gpus)} groups for {settings.workers} workers: name one for each"
+        )
+    if "base_gpu_id" in named(settings.engine_options.get("arguments", {})):
+        raise SettingsError("gpus: with it, leave base_gpu_id out: they say the same")
+    for group in settings.gpus:
+        check_group(group, settings)
+
+
+def check_group(group: Sequence[int], settings: FleetSettings) -> None:
+    """SettingsError unless an engine can use these GPUs."""
+    n_needed = n_gpus_of(settings)
+    if not group or min(group) < 0 or len(set(group)) < len(group):
+        raise SettingsError(f"gpus: {list(group)} is no group of GPUs, such as [0, 1]")
+    if n_needed and len(group) != n_needed:
+        raise SettingsError(
+            f"gpus: {list(group)}: each engine of this fleet uses {n_needed}, no more and no fewer"
+        )
+
+
+def check_env(env: Mapping[str, str], *, has_gpus: bool) -> None:
+    """SettingsError unless these can be variables of an environment."""
+    for name, value in env.items():
+        if not name or "=" in name or "\0" in name + value:
+            raise SettingsError(f"env: {name!r:.80} cannot be a variable")
+    if has_gpus and CUDA_DEVICES in env:
+        raise SettingsError(f"env: {CUDA_DEVICES} follows from gpus: leave one of them out")
+
+
+def engine_options(settings: FleetSettings, n_workers: int = 0) -> dict[str, Any]:
     """The settings of each worker's engine, as JSON knows them.
+
+    Args:
+        settings: of the fleet.
+        n_workers: that share this machine's cores; 0: those that the fleet starts with.
 
     Raises:
         SettingsError: an option is unknown or has no valid value.
@@ -223,7 +285,9 @@ def engine_options(settings: FleetSettings) -> dict[str, Any]:
         case "transformers":
             kind = TransformersSettings
             # Engines that each use all cores slow each other down many times over.
-            options.setdefault("threads", max(1, len(os.sched_getaffinity(0)) // settings.workers))
+            options.setdefault(
+                "threads", max(1, len(os.sched_getaffinity(0)) // (n_workers or settings.workers))
+            )
     known = [name for name in kind.__struct_fields__ if name != "model"]
     for name in options.keys() - {"model", *known}:
         meant = nearest(str(name), known)

@@ -10,7 +10,6 @@ from typing import Any, NamedTuple
 import numpy as np
 import xxhash
 
-from rolloutbus.bus.weights.side_by_side import side_by_side
 from rolloutbus.bus.wire.limits import MAX_DIMENSIONS, MAX_TENSOR_NAME_BYTES, MAX_TENSORS
 from rolloutbus.bus.wire.messages.endings import Problem
 from rolloutbus.bus.wire.messages.weights import Tensor, TensorForm
@@ -132,17 +131,6 @@ def _problem(field: str, message: str) -> Problem:
 def digest_of(content: Bytes) -> int:
     """xxh3-64 of raw bytes; releases the interpreter lock."""
     return xxhash.xxh3_64_intdigest(content.data)
-
-
-def first_mismatch(content: Bytes, tensors: Sequence[Tensor]) -> Tensor | None:
-    """Returns the first tensor whose bytes in `content` do not match its digest."""
-    digests = side_by_side(
-        lambda tensor: digest_of(bytes_of(content, tensor)),
-        tensors,
-        sum(each.size_bytes for each in tensors),
-    )
-    found = zip(tensors, digests, strict=True)
-    return next((tensor for tensor, digest in found if digest != tensor.digest), None)
 
 
 def bytes_of(content: Bytes, tensor: Tensor) -> Bytes:

@@ -5,6 +5,9 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
+from rolloutbus.bus.weights.manifest import Bytes, bytes_of, digest_of
+from rolloutbus.bus.wire.messages.weights import Tensor
+
 MAX_THREADS = 8
 """More do not read faster together, and an engine beside them wants cores, too."""
 WORTH_BYTES = 64 << 20
@@ -36,3 +39,14 @@ def side_by_side(
         yield from threads.map(work, items)
     finally:
         threads.shutdown(cancel_futures=True)
+
+
+def first_mismatch(content: Bytes, tensors: Sequence[Tensor]) -> Tensor | None:
+    """Returns the first tensor whose bytes in `content` do not match its digest."""
+    digests = side_by_side(
+        lambda tensor: digest_of(bytes_of(content, tensor)),
+        tensors,
+        sum(each.size_bytes for each in tensors),
+    )
+    found = zip(tensors, digests, strict=True)
+    return next((tensor for tensor, digest in found if digest != tensor.digest), None)

@@ -10,8 +10,8 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from rolloutbus.bus.weights.manifest import CASTABLE, DTYPES, Bytes, first_mismatch
-from rolloutbus.bus.weights.side_by_side import side_by_side
+from rolloutbus.bus.weights.manifest import CASTABLE, DTYPES, Bytes
+from rolloutbus.bus.weights.side_by_side import first_mismatch, side_by_side
 from rolloutbus.bus.wire.errors import EngineFailed
 from rolloutbus.bus.wire.messages.endings import Problem
 from rolloutbus.bus.wire.messages.weights import Tensor

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from rolloutbus.bus.membership.lease import lease_number
 from rolloutbus.bus.security.principals import Principal
-from rolloutbus.bus.wire.codec import PROTOCOL_VERSION, TRACED_VERSION, pack, unpack_as
+from rolloutbus.bus.wire.codec import SPOKEN, TRACED_VERSION, pack, unpack_as
 from rolloutbus.bus.wire.entry import Entry, Peer
 from rolloutbus.bus.wire.limits import MAX_ROUTER_EPOCH
 from rolloutbus.bus.wire.messages.membership import (
@@ -69,10 +69,10 @@ class Membership:
 
         `principal`: whose key the connection has, where there are keys.
         """
-        low, high = hello.protocol
         problem = check_name(hello.name)
-        if not low <= PROTOCOL_VERSION <= high:
-            spoken = f"this router speaks protocol {PROTOCOL_VERSION}, the peer {low} to {high}"
+        if not _common_versions(hello):
+            mine, theirs = ("{} to {}".format(*each) for each in (SPOKEN, hello.protocol))
+            spoken = f"this router speaks protocol {mine}, the peer {theirs}: no version is common"
             self.dismiss(peer, "protocol", spoken)
         elif problem is not None:
             self.dismiss(peer, "bad-hello", problem.message)
@@ -312,8 +312,9 @@ class Membership:
         started_at = now if context.started_at is None else context.started_at
         up_ms = int((now - started_at) * 1000)
         epoch, instance = context.router_epoch, context.instance
-        takes_traces = context.is_traced and hello.protocol[1] >= TRACED_VERSION
-        protocol = TRACED_VERSION if takes_traces else PROTOCOL_VERSION
+        common = _common_versions(hello)
+        takes_traces = context.is_traced and TRACED_VERSION in common
+        protocol = TRACED_VERSION if takes_traces else common[0]
         welcome = Welcome(
             *(epoch, instance, protocol, members, self._bulk(), up_ms, context.tap),
             marks=context.wants_marks,
@@ -342,6 +343,12 @@ class Membership:
     def _bulk(self) -> str:
         store = self._context.members.store()
         return store.hello.store.bulk if store is not None and store.hello.store else ""
+
+
+def _common_versions(hello: Hello) -> range:
+    """Protocol versions that this router and a peer both speak, lowest first."""
+    (low, high), (theirs_low, theirs_high) = SPOKEN, hello.protocol
+    return range(max(low, theirs_low), min(high, theirs_high) + 1)
 
 
 def _has_given_up(hello: Hello, lease_no: int, boot: str) -> bool:

@@ -43,7 +43,11 @@ BANNED = {
 BANNED_METHODS = {"recv_pyobj", "send_pyobj", "recv_serialized", "send_serialized"}
 BANNED_FLAGS = {"allow_pickle", "shell", "trust_remote_code"}
 
-OWN_PICKLES = {"tests/unit/rolloutbus/test_pickling.py", "tests/adapters/skyrl_program.py"}
+OWN_PICKLES = {
+    "tests/adapters/skyrl_program.py",
+    "tests/unit/rolloutbus/test_pickling.py",
+    "tests/unit/trainer_adapter/test_fleet_options.py",
+}
 """Tests that load what they have pickled themselves, as process pools and Ray do."""
 
 UNSAFE_SNIPPETS = [

@@ -199,7 +199,7 @@ _COMMANDS: dict[str, msgspec.Struct] = {
     "wake_up": control.WakeUp(["weights"]),
     "flush_cache": control.FlushCache(["host", "storage"]),
     "server_info": control.ServerInfo(),
-    "shutdown": control.Shutdown(drain=False),
+    "shutdown": control.Shutdown(drain=False, comes_back=True),
     "score": control.Score(TOKENS, [TOKENS, b""], [1, 258], apply_softmax=False, item_first=True),
     "embed": control.Embed([TOKENS], 256),
     "rerank": control.Rerank([("why?", "because")]),

@@ -12,7 +12,7 @@ import pytest
 
 from rolloutbus.bus.actor.child import ProcessSpec
 from rolloutbus.bus.actor.supervisor import ProcessEvent, RestartRule, Supervisor
-from rolloutbus.bus.wire.errors import DeadlineExceeded, ProcessFailed
+from rolloutbus.bus.wire.errors import ActorStopped, DeadlineExceeded, ProcessFailed
 from tests.integration.live_fleet import DEADLINE_S, process_ends
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(240)]
@@ -108,6 +108,35 @@ async def test_what_dies_too_often_ends_the_body_with_one_error(spec: Spec) -> N
     current = asyncio.current_task()
     assert current is not None
     assert not current.cancelling()
+
+
+async def test_a_process_on_trial_fails_alone(spec: Spec) -> None:
+    ended = asyncio.Event()
+    async with Supervisor(RestartRule(max_deaths=0)) as supervisor:
+        rank = supervisor.start(spec("a", SERVE))
+        await supervisor.wait_ready(DEADLINE_S)
+        trial = supervisor.add(rank, spec("b", "import sys; sys.exit('no luck today')"))
+        trial.on_end = ended.set
+        async with asyncio.timeout(DEADLINE_S):
+            await ended.wait()
+        assert trial.failure is not None
+        assert "no luck today" in trial.failure.log
+        assert rank[0].is_ready
+    with pytest.raises(ActorStopped, match="c is not started"):
+        supervisor.add(rank, spec("c", SERVE))
+
+
+async def test_a_process_that_may_leave_is_not_started_again_however_it_ends(spec: Spec) -> None:
+    ended = asyncio.Event()
+    async with Supervisor() as supervisor:
+        [process] = supervisor.start(spec("a", SERVE))
+        await supervisor.wait_ready(DEADLINE_S)
+        process.on_end = ended.set
+        process.let_leave()
+        process.kill()
+        async with asyncio.timeout(DEADLINE_S):
+            await ended.wait()
+        assert process.pid == 0
 
 
 async def test_reasons_come_out_when_there_is_no_room_for_a_log() -> None:

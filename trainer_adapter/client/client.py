@@ -587,10 +587,26 @@ class RolloutClient:
         return await self._commands.to_workers(ServerInfo(), target, deadline_s, check=check)
 
     async def shutdown_worker(
-        self, worker: str, *, drain: bool = True, deadline_s: float = 0.0, check: bool = True
+        self,
+        worker: str,
+        *,
+        drain: bool = True,
+        comes_back: bool = False,
+        deadline_s: float = 0.0,
+        check: bool = True,
     ) -> FleetResult:
-        """Make one worker leave, after finishing what it runs if `drain`."""
-        return await self._commands.to_workers(Shutdown(drain), worker, deadline_s, check=check)
+        """Make one worker leave; one that is away is not expected back any more.
+
+        Args:
+            worker: its name.
+            drain: it finishes what it runs first, which may take longer than the deadline: it
+                drains all the same.
+            comes_back: you start it again: what names it waits meanwhile, and is not refused.
+            deadline_s: seconds from now; 0 takes the settings' control deadline.
+            check: False: errors stand in the result, see `RolloutClient`.
+        """
+        body = Shutdown(drain, comes_back)
+        return await self._commands.to_workers(body, worker, deadline_s, check=check)
 
     async def status(self, *, deadline_s: float = 0.0) -> FleetStatus:
         """The router's table: workers, versions, queue."""

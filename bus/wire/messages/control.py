@@ -222,10 +222,12 @@ class Flushed(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     n_tokens: Natural
 
 
-class Shutdown(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class Shutdown(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """Finish what runs (`drain`) or end it, then leave."""
 
     drain: bool = True
+    comes_back: bool = False
+    """Whoever says so starts the worker again: the router expects it. It is not told to workers."""
 
 
 class ServerInfo(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -67,12 +67,14 @@ def timeline(
         "workers": len(found.lanes),
         "executions": n_executions,
         "updates": len(found.updates),
+        "moves": len(found.moves),
         "seconds": round(found.duration_s, 3),
         "notes": found.notes,
     }
     head = (
         f"{output}: {len(found.lanes)} workers, {n_executions} executions, "
-        f"{len(found.updates)} updates in {found.duration_s:.1f} s"
+        f"{len(found.updates)} updates, {len(found.moves)} moves of sessions "
+        f"in {found.duration_s:.1f} s"
     )
     text = "\n  ".join([head, *found.notes])
     finish(source, told, text, as_json=as_json, allow_gaps=allow_gaps)

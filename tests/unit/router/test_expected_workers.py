@@ -3,7 +3,7 @@
 import msgspec
 import pytest
 
-from rolloutbus.bus.wire.codec import pack
+from rolloutbus.bus.wire.codec import pack, unpack_as
 from rolloutbus.bus.wire.entry import Entry
 from rolloutbus.bus.wire.messages.control import (
     FlushCache,
@@ -19,7 +19,7 @@ from rolloutbus.bus.wire.messages.control import (
 )
 from rolloutbus.bus.wire.messages.endings import Done
 from rolloutbus.bus.wire.messages.membership import Goodbye
-from tests.unit.router.harness import Bus
+from tests.unit.router.harness import Bus, SimClient, SimWorker
 from tests.unit.router.update_steps import commit, prepare, publish, published, record
 
 
@@ -192,3 +192,51 @@ def test_a_command_to_one_worker_names_no_other() -> None:
     client.ask("sleep", Sleep(["weights"]), "worker:w0")
     here.end(here.heard_one("sleep"), body=Done())
     assert client.outcome().silent == []
+
+
+def fleet_of_two() -> tuple[Bus, SimWorker, SimWorker, SimClient]:
+    bus = Bus(expected_workers={"w0": "default", "w1": "default"})
+    return bus, bus.worker("w0"), bus.worker("w1"), bus.client()
+
+
+def absent(bus: Bus) -> list[str]:
+    return sorted(bus.core.status(bus.now).absent)
+
+
+def test_a_worker_that_dies_while_it_leaves_is_not_expected_back() -> None:
+    bus, _, leaving, client = fleet_of_two()
+    client.ask("shutdown", Shutdown(), "worker:w1")
+    leaving.heard_one("shutdown")
+    leaving.is_alive = False
+    bus.advance(4)
+    assert client.outcome().silent == ["w1"]
+    assert absent(bus) == []
+
+
+def test_a_worker_that_is_away_is_given_up_by_a_shutdown() -> None:
+    bus, _, lost, client = fleet_of_two()
+    lost.is_alive = False
+    bus.advance(4)
+    assert absent(bus) == ["w1"]
+    client.ask("shutdown", Shutdown(), "worker:w1")
+    (outcome,) = client.outcome().results
+    assert (outcome.worker, outcome.kind) == ("w1", "finished")
+    assert absent(bus) == []
+    client.ask("shutdown", Shutdown(), "worker:w1")
+    assert client.problem().code == "unknown_worker"
+
+
+def test_a_worker_that_comes_back_is_waited_for_until_it_is_given_up() -> None:
+    bus, _, leaving, client = fleet_of_two()
+    client.ask("shutdown", Shutdown(comes_back=True), "worker:w1")
+    told = unpack_as(Shutdown, leaving.heard_one("shutdown"))
+    assert told == Shutdown(), "workers of the release before know no such field"
+    leaving.say(Entry("goodbye", epoch=leaving.epoch, body=pack(Goodbye("shutdown"))))
+    leaving.is_alive = False
+    bus.advance(100)
+    assert absent(bus) == ["w1"]
+    client.ask("shutdown", Shutdown(comes_back=True), "worker:w1")
+    assert client.problem().code == "unknown_worker"
+    assert absent(bus) == ["w1"]
+    bus.worker("w1")
+    assert absent(bus) == []
