@@ -1,10 +1,6 @@
 """AReaL's own rollout engine samples on a fleet, in an environment and a process of its own."""
 
-import asyncio
-import json
-import os
 import socket
-from asyncio.subprocess import PIPE
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing
 from pathlib import Path
@@ -17,13 +13,10 @@ from transformers import AutoTokenizer, Qwen2Config, Qwen2ForCausalLM
 import rolloutbus
 from rolloutbus import Fleet, WeightPublisher
 from rolloutbus.examples.tiny_model import build_tiny_model, load_tiny_model
+from tests.adapters.programs import Line, lines_of, program
 from tests.integration.gateway_process import Gateway, gateway
 
-ROOT = Path(__file__).parents[3]
-PYTHON = ROOT / ".venv-areal" / "bin" / "python"
 HERE = Path(__file__).parent
-DEADLINE_S = 90.0
-"""Of every line; imports alone take 20 s on a busy machine."""
 N_STEPS = 5
 N_SAMPLES = 8
 SEQUENCE_TOKENS = 15
@@ -34,8 +27,6 @@ pytestmark = [
     pytest.mark.timeout(300),
     pytest.mark.asyncio(loop_scope="module"),
 ]
-
-Line = dict[str, Any]
 
 
 @pytest.fixture(scope="module")
@@ -67,29 +58,11 @@ async def served(fleet: Fleet, model: Path, root: Path) -> AsyncIterator[Gateway
         yield running
 
 
-async def told_by(program: str, *arguments: str, **more: str) -> AsyncGenerator[Line]:
+async def told_by(name: str, *arguments: str, **more: str) -> AsyncGenerator[Line]:
     """Run a program of this folder, with more of an environment; each line that it prints."""
-    without = {name: value for name, value in os.environ.items() if not name.startswith("AREAL_")}
-    process = await asyncio.create_subprocess_exec(
-        *(PYTHON, HERE / program, *arguments),
-        cwd=ROOT,
-        stdout=PIPE,
-        env={**without, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), **more},
-    )
-    try:
-        assert process.stdout is not None
-        while True:
-            async with asyncio.timeout(DEADLINE_S):
-                text = await process.stdout.readline()
-            if not text:
-                break
-            if text.startswith(b"{"):  # others are AReaL's log
-                yield json.loads(text)
-        assert await process.wait() == 0
-    finally:
-        if process.returncode is None:
-            process.terminate()  # AReaL's trainer ends its processes
-            await process.wait()
+    async with program("areal", HERE / name, *arguments, **more) as process:
+        async for line in lines_of(process):
+            yield line
 
 
 async def test_areals_trainer_trains_on_tokens_of_the_fleet(root: Path) -> None:

@@ -1,6 +1,5 @@
 """What trainers say of a fleet is checked where they say it."""
 
-import pickle  # noqa: TID251 - as Ray does
 from typing import Any
 
 import pytest
@@ -46,8 +45,3 @@ def test_a_misspelt_option_is_answered_with_the_one_that_is_near() -> None:
     misspelt: dict[str, Any] = {"adress": PLACE}
     with pytest.raises(TypeError, match="no parameter 'adress'; did you mean address="):
         fleet.FleetOptions(**misspelt)
-
-
-def test_options_reach_another_process_as_they_are() -> None:
-    options = link.FleetOptions(address=PLACE, policy="judge", versions="any")
-    assert pickle.loads(pickle.dumps(options)) == options  # noqa: S301 - its own
