@@ -259,8 +259,8 @@ class WeightPublisher:
                 having that of the version before it.
                 allow_zeros: a tensor may be all zero where the last version, or the active one of
                 a worker, was not: training begins again, or a layer was reset.
-                version: the number that it gets, above all before, such as the trainer's own count
-                of steps; 0: the next one.
+                version: the number that it gets, above all before, where others name it by that;
+                0: the next one. What was begun uses it up: a second try needs another number.
                 deadline_s: for everything, seconds from now.
 
         Raises:
