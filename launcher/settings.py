@@ -173,9 +173,7 @@ class FleetSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
                 who = f"engine {self.engine}"
                 _require_packages(who, _PACKAGES[self.engine], self.engine)
             msgspec.structs.force_setattr(self, "model", _model_directory(os.fspath(self.model)))
-            # Other formats, and weights made up at the start, are for SGLang to judge.
-            has_format = "load_format" in named(self.engine_options.get("arguments", {}))
-            _require_model(self.engine, os.fspath(self.model), needs_files=not has_format)
+            _require_model(self, needs_files=not _has_format(self))
 
 
 def packages_of(settings: FleetSettings) -> tuple[str, ...]:
@@ -350,7 +348,16 @@ def _model_directory(model: str) -> str:
     )
 
 
-def _require_model(engine: EngineKind, model: str, *, needs_files: bool) -> None:
+def _has_format(settings: FleetSettings) -> bool:
+    """Whether the engine is told to read something else than safetensors files, or nothing."""
+    if settings.engine == "transformers":
+        return settings.engine_options.get("load_format", "safetensors") != "safetensors"
+    # Other formats, and weights made up at the start, are for SGLang to judge.
+    return "load_format" in named(settings.engine_options.get("arguments", {}))
+
+
+def _require_model(settings: FleetSettings, *, needs_files: bool) -> None:
+    engine, model = settings.engine, os.fspath(settings.model)
     if not model:
         raise SettingsError(f"model: the {engine} engine needs the path of a model directory")
     if not Path(model).is_dir():
@@ -358,4 +365,8 @@ def _require_model(engine: EngineKind, model: str, *, needs_files: bool) -> None
     if not (Path(model) / "config.json").is_file():
         raise SettingsError(f"model: {model} holds no model: it has no config.json")
     if needs_files and not any(Path(model).glob("*.safetensors")):
-        raise SettingsError(f"model: {model} has no .safetensors file: other formats are not read")
+        option = "engine_options" if engine == "transformers" else "engine_options['arguments']"
+        raise SettingsError(
+            f"model: {model} has no .safetensors file, and other formats are not read; if a "
+            f"trainer is to bring the weights, say load_format='dummy' in {option}"
+        )

@@ -143,7 +143,8 @@ class ClientCommands:
         elif isinstance(body, Pause | Resume):
             if self._intents.may_be_asked:  # else its client asks again
                 self._intents.asked(body, entry.route, now)
-                self._fleet.ask(client.name, entry, targets, now)
+                is_brought = entry.route == "fleet"
+                self._fleet.ask(client.name, entry, targets, now, is_brought=is_brought)
         else:
             if isinstance(body, Shutdown):
                 for each in targets:

@@ -60,7 +60,7 @@ COMMANDS: dict[str, CommandRow] = {
     "close_session": CommandRow(generation.CloseSession, endings.Done, "client", "router"),
     # the fleet and its engines
     "status": CommandRow(control.Status, control.FleetStatus, "subscriber", "router"),
-    "server_info": CommandRow(control.ServerInfo, control.ServerFacts, "trainer", "worker"),
+    "server_info": CommandRow(control.ServerInfo, control.ServerFacts, "client", "worker"),
     "get_load": CommandRow(control.GetLoad, control.Load, "trainer", "engine", {"torn"}),
     "pause": CommandRow(control.Pause, endings.Done, "trainer", "engine", {"torn"}),
     "resume": CommandRow(control.Resume, endings.Done, "trainer", "engine", {"torn"}),

@@ -82,6 +82,10 @@ class ExpectedWorkers:
         """Workers of the policy that are expected and not on the bus -> why not."""
         return {name: each.why for name, each in self._absent.items() if each.policy == policy}
 
+    def policies(self) -> set[str]:
+        """Whose weights the workers serve that are expected and not on the bus."""
+        return {each.policy for each in self._absent.values()}
+
     def absent(self) -> dict[str, str]:
         """Workers of whatever policy that are expected and not on the bus -> why not."""
         return {name: each.why for name, each in self._absent.items()}

@@ -93,6 +93,7 @@ from rolloutbus.trainer_adapter.client.core.results import (
 )
 from rolloutbus.trainer_adapter.client.core.session_book import HeldSession
 from rolloutbus.trainer_adapter.client.core.settings import ClientSettings
+from rolloutbus.trainer_adapter.client.fixed_facts import FactsBook, FixedFacts
 from rolloutbus.trainer_adapter.client.session import Session
 from rolloutbus.trainer_adapter.client.weight_queries import (
     ActiveTensor,
@@ -146,6 +147,7 @@ class RolloutClient:
     ) -> None:
         self.connection = Connection(settings, ports, clock)
         self._commands = Commands(self.connection)
+        self._facts = FactsBook(self._commands)
 
     def __reduce__(self) -> NoReturn:
         raise cannot_be_pickled(self, ANOTHER)
@@ -249,6 +251,11 @@ class RolloutClient:
                 it until the deadline, as for a version that no worker has yet; also for one that
                 was lost and is expected back. Any other one is refused, code `unknown_worker`. Not
                 beside a `session`, which has a worker.
+            max_prompt_tokens: a longer prompt is refused or cut, as `truncate` says; 0: only the
+                engines' context is a limit.
+            truncate: `refuse`; `left` drops the first tokens of a prompt that is too long, `right`
+                the last ones: `Rollout.n_prompt_dropped` says how many. Not beside a `session`,
+                `detached` or `media`.
             priority: higher goes first; -100..100.
             on_loss: when the worker is lost: `resume` goes on after the tokens held, `retry` starts
                 again, `fail` raises PeerLost.
@@ -585,6 +592,24 @@ class RolloutClient:
     ) -> FleetResult:
         """Facts and counters of engines. Results are `ServerFacts`."""
         return await self._commands.to_workers(ServerInfo(), target, deadline_s, check=check)
+
+    async def facts(
+        self, worker: str = "", *, policy: str = "default", deadline_s: float = 0.0
+    ) -> FixedFacts:
+        """What does not change about the engines: context length, parallelism, features.
+
+        Each worker is asked once in its life; then the answer comes from memory.
+
+        Args:
+            worker: its name; empty: all workers of the policy, which must be alike.
+            policy: whose workers, where none is named.
+            deadline_s: seconds from now; 0 takes the settings' control deadline.
+
+        Raises:
+            Refused: code `not_ready`: no such worker is there.
+            SettingsError: the workers of the policy differ; it says in what.
+        """
+        return await self._facts.of(worker, policy, deadline_s)
 
     async def shutdown_worker(
         self,

@@ -9,6 +9,7 @@ from rolloutbus.bus.wire.messages.control import (
     FlushCache,
     LoadLora,
     Pause,
+    Resume,
     ServerInfo,
     Shutdown,
     Sleep,
@@ -184,6 +185,28 @@ def test_but_not_if_they_do_not_miss_anything(kind: str, body: msgspec.Struct) -
     client.ask(kind, body, "fleet")
     here.end(here.heard_one(kind), body=Done())
     assert client.outcome().silent == []
+
+
+@pytest.mark.parametrize(("kind", "body"), [("pause", Pause()), ("resume", Resume())])
+def test_who_is_lost_while_the_fleet_pauses_is_no_error(kind: str, body: msgspec.Struct) -> None:
+    bus = Bus()
+    here, dead, client = bus.worker("w0"), bus.worker("w1"), bus.client()
+    dead.is_alive = False
+    client.ask(kind, body, "fleet")
+    here.end(here.heard_one(kind), body=Done())
+    bus.advance(4)
+    outcome = client.outcome()
+    assert ([each.worker for each in outcome.results], outcome.silent) == (["w0"], [])
+
+
+def test_who_lives_and_does_not_pause_is_named() -> None:
+    bus = Bus()
+    here, mute, client = bus.worker("w0"), bus.worker("w1"), bus.client()
+    client.ask("pause", Pause(), "fleet")
+    here.end(here.heard_one("pause"), body=Done())
+    mute.heard_one("pause")
+    bus.advance(40)
+    assert client.outcome().silent == ["w1"]
 
 
 def test_a_command_to_one_worker_names_no_other() -> None:
