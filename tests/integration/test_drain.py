@@ -1,6 +1,7 @@
 """SIGTERM to a worker of a fleet that was built by hand: its requests end, none is lost."""
 
 import asyncio
+import json
 import os
 import re
 import signal
@@ -17,8 +18,10 @@ import rolloutbus
 from rolloutbus import RolloutClient
 from rolloutbus.launcher.plan import environment
 from tests.integration.control_steps import N_BEFORE, N_TOKENS, PROMPT, all_under_way
+from tests.integration.gateway_process import gateway
 from tests.integration.live_fleet import (
     DEADLINE_S,
+    PACE_S,
     Streamed,
     assert_fake_rollout,
     fake_sampling,
@@ -33,6 +36,7 @@ N_STREAMS = 24
 
 
 class HandBuilt(NamedTuple):
+    address: str
     client: RolloutClient
     workers: dict[str, Process]
     limits: dict[str, TokenLimit]
@@ -75,10 +79,12 @@ async def until_ready(process: Process) -> None:
 
 
 @asynccontextmanager
-async def fleet(folder: Path, drain_s: float) -> AsyncGenerator[HandBuilt]:
-    """A router and two workers, each started by its own command."""
+async def fleet(
+    folder: Path, *names: str, drain_s: float = DEADLINE_S
+) -> AsyncGenerator[HandBuilt]:
+    """A router and workers, each started by its own command."""
     frontend, backend = (f"ipc://{folder}/{side}" for side in ("clients", "members"))
-    limits = {name: TokenLimit(folder / f"limit-{name}") for name in ("w0", "w1")}
+    limits = {name: TokenLimit(folder / f"limit-{name}") for name in names}
     commands = [["router", "--frontend", frontend, "--backend", backend]]
     for name, limit in limits.items():
         options = ("slots=64", "step_s=0.002", f"hold_file={limit.path}")
@@ -95,11 +101,11 @@ async def fleet(folder: Path, drain_s: float) -> AsyncGenerator[HandBuilt]:
         for each in started:
             await until_ready(each)
         client = await stack.enter_async_context(rolloutbus.connect(frontend, name="c"))
-        yield HandBuilt(client, dict(zip(limits, started[1:], strict=True)), limits)
+        yield HandBuilt(frontend, client, dict(zip(limits, started[1:], strict=True)), limits)
 
 
 async def test_sigterm_lets_requests_end_and_gives_new_ones_to_others(tmp_path: Path) -> None:
-    async with fleet(tmp_path, drain_s=DEADLINE_S) as built:
+    async with fleet(tmp_path, "w0", "w1") as built:
         with built.limits["w0"].at(N_BEFORE), built.limits["w1"].at(N_BEFORE):
             streams = await built.under_way()
             built.workers["w0"].terminate()
@@ -119,7 +125,7 @@ async def test_sigterm_lets_requests_end_and_gives_new_ones_to_others(tmp_path: 
 
 
 async def test_what_cannot_end_in_time_goes_on_elsewhere_with_its_tokens(tmp_path: Path) -> None:
-    async with fleet(tmp_path, drain_s=0.2) as built:
+    async with fleet(tmp_path, "w0", "w1", drain_s=0.2) as built:
         with built.limits["w0"].at(N_BEFORE):
             with built.limits["w1"].at(N_BEFORE):
                 streams = await built.under_way()
@@ -136,3 +142,39 @@ async def test_what_cannot_end_in_time_goes_on_elsewhere_with_its_tokens(tmp_pat
     assert {rollout.worker for rollout in rollouts} == {"w1"}
     assert re.search(rf"{len(moved)} requests run and get", said)
     assert re.search(rf"{len(moved)} requests had not ended", said)
+
+
+async def test_sigterm_lets_the_answers_of_a_gateway_end(tmp_path: Path) -> None:
+    body = {
+        "input_ids": PROMPT,
+        "sampling_params": {"max_new_tokens": N_TOKENS, "ignore_eos": True},
+        "stream": True,
+    }
+    async with (
+        fleet(tmp_path, "w0") as built,
+        gateway("--address", built.address, "--drain", str(DEADLINE_S)) as served,
+    ):
+        with built.limits["w0"].at(N_BEFORE):
+            reader, writer = await served.open("POST", "/generate", json.dumps(body).encode())
+            await reader.readuntil(b"data: ")
+            served.process.terminate()
+            await until_it_listens_no_more(served.url)
+        async with asyncio.timeout(DEADLINE_S):
+            answer = await reader.read()
+            assert await served.process.wait() == 143
+        writer.close()
+    events = [json.loads(line[6:]) for line in answer.splitlines() if line.startswith(b"data: {")]
+    assert events[-1]["meta_info"]["finish_reason"] == {"type": "length", "length": N_TOKENS}
+
+
+async def until_it_listens_no_more(url: str) -> None:
+    """Connections that wait to be accepted would hide that it has heard the signal."""
+    host, _, port = url.removeprefix("http://").rpartition(":")
+    async with asyncio.timeout(DEADLINE_S):
+        while True:
+            try:
+                _, writer = await asyncio.open_connection(host, int(port))
+            except ConnectionRefusedError:
+                return
+            writer.close()
+            await asyncio.sleep(PACE_S)  # it tells nobody
