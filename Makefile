@@ -18,6 +18,8 @@ SGLANG_VENV := .venv-sglang$(if $(filter-out $(SGLANG_DEFAULT),$(SGLANG)),-$(SGL
 SGLANG_STAMP := $(SGLANG_VENV)/.installed
 SGLANG_NEEDS := tests/sglang/requirements-$(SGLANG).txt
 PEERS_VENV := .venv-peers
+DEPLOY_VENV := .venv-deploy
+RELEASE_VENV := .venv-release
 ADAPTERS := skyrl-0.3 trl
 # Those for which a commit's 25 minutes leave no room.
 ADAPTERS_NIGHTLY := areal art skyrl-0.2 verl
@@ -66,6 +68,12 @@ $(PEERS_VENV)/.installed: $(PEERS_NEEDS)
 	@$(PEERS_VENV)/bin/$(PIP_INSTALL) --no-deps --requirement $(word 2,$(PEERS_NEEDS))
 	@touch $@
 
+# Programs that look at the files of deploy/; tests find them there.
+$(DEPLOY_VENV)/.installed: tests/deploy/requirements.txt
+	$(call make_venv,$(DEPLOY_VENV),0.2 GB)
+	@$(DEPLOY_VENV)/bin/$(PIP_INSTALL) --requirement $<
+	@touch $@
+
 # A framework's environment has what .venv has, and on top what the framework asks for; and what is
 # to be installed alone, because its dependencies are others than those here.
 .PRECIOUS: .venv-%/.installed
@@ -94,16 +102,16 @@ lint: $(STAMP) ## Lint with every rule that pyproject.toml does not name
 types: $(STAMP) ## Check types with pyright, strict
 	$(BIN)/pyright
 
-unit: $(STAMP) ## Unit, stateful, conformance, fuzz and architecture tests; ARGS="-k name"
+unit: $(STAMP) $(DEPLOY_VENV)/.installed ## Unit, stateful, conformance, fuzz and architecture tests; ARGS="-k name"
 	$(BIN)/python -m pytest -n $(JOBS) --dist loadgroup -m "not integration and not gpu and not simulation" \
 		$(UNIT) $(ARGS)
 
 test: export FUZZ_SECONDS ?= 20
-test: $(STAMP) ## The whole test suite, without a GPU; ARGS="-k name -x" leaves test-sglang out
+test: $(STAMP) $(DEPLOY_VENV)/.installed ## The whole test suite, without a GPU; ARGS="-k name -x" leaves test-sglang out
 	$(BIN)/python -m pytest $(SPREAD) -m "not gpu and not sglang and not peers and not adapters" tests $(ARGS)
 	$(if $(ARGS),,$(MAKE) test-peers test-adapters test-sglang)
 
-test-integration: $(STAMP) ## Only the tests with real sockets and processes
+test-integration: $(STAMP) $(DEPLOY_VENV)/.installed ## Only the tests with real sockets and processes
 	$(BIN)/python -m pytest $(SPREAD) -m "integration and not gpu and not sglang and not peers and not adapters" tests $(ARGS)
 
 test-adapters: $(addprefix test-adapter-,$(ADAPTERS)) ## Real trainers on a fleet; one: make test-adapter-trl
@@ -121,7 +129,7 @@ test-sglang: $(SGLANG_STAMP) ## Tests with the real SGLang on the CPU; SGLANG=0.
 		tests/sglang $(ARGS)
 
 nightly: export FUZZ_SECONDS ?= 600
-nightly: $(STAMP) ## Everything in full: all cases, 2,000 seeds, chaos, weight matrix, fuzz, both SGLangs
+nightly: $(STAMP) $(DEPLOY_VENV)/.installed ## Everything in full: all cases, 2,000 seeds, chaos, weight matrix, fuzz, both SGLangs
 	$(BIN)/python -m pytest $(SPREAD) --exhaustive -m "not gpu and not sglang and not peers and not adapters" tests
 	$(MAKE) test-peers test-adapters $(addprefix test-adapter-,$(ADAPTERS_NIGHTLY))
 	$(MAKE) sim ARGS="--mutants --single-faults --jobs $(JOBS)"

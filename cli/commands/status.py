@@ -40,6 +40,7 @@ def status(
     as_json: AsJson = False,
     watch: Annotated[bool, typer.Option("--watch", "-w", help="Again and again.")] = False,
     interval: Annotated[float, typer.Option(min=0.1, help="Seconds, with --watch.")] = 1.0,
+    *,
     member: Annotated[
         str,
         typer.Option(
@@ -54,7 +55,7 @@ def status(
     if member:
         if watch:
             fail("--member asks once: leave --watch out", ExitStatus.USAGE)
-        _probe(ask(address, key, lambda client: client.status()), member, as_json=as_json)
+        probe(ask(address, key, lambda client: client.status()), member, as_json=as_json)
         return
     source = context.get_parameter_source("interval")
     if not watch and source is not None and source.name == "COMMANDLINE":
@@ -63,8 +64,12 @@ def status(
     run(shown(address, key, interval if watch else 0.0))
 
 
-def _probe(found: FleetStatus, name: str, *, as_json: bool) -> None:
-    """Show one member; ends the command with 1 if it is not here, or not as it should be."""
+def probe(found: FleetStatus, name: str, *, as_json: bool) -> None:
+    """Show one member.
+
+    Raises:
+        typer.Exit: with 1; it is not here, or not as it should be, and stderr says why.
+    """
     store = found.store if found.store is not None and found.store.name == name else None
     member = next((each for each in found.workers if each.name == name), store)
     if member is None:
