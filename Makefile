@@ -34,7 +34,7 @@ export HF_HUB_OFFLINE ?= 1
 
 .DEFAULT_GOAL := help
 .PHONY: help venv check format format-check lint types unit test test-integration test-sglang test-peers test-adapters nightly fuzz \
-	weight-faults sim chaos demo bench docs pictures vectors clean
+	weight-faults sim chaos demo bench docs pictures vectors release-checks release-audit clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-17s %s\n", $$1, $$2}' Makefile
@@ -72,6 +72,12 @@ $(PEERS_VENV)/.installed: $(PEERS_NEEDS)
 $(DEPLOY_VENV)/.installed: tests/deploy/requirements.txt
 	$(call make_venv,$(DEPLOY_VENV),0.2 GB)
 	@$(DEPLOY_VENV)/bin/$(PIP_INSTALL) --requirement $<
+	@touch $@
+
+# Programs that look at what is released; they would only be in the way in .venv.
+$(RELEASE_VENV)/.installed: tests/release/requirements.txt
+	$(call make_venv,$(RELEASE_VENV),0.2 GB)
+	@$(RELEASE_VENV)/bin/$(PIP_INSTALL) --requirement $<
 	@touch $@
 
 # A framework's environment has what .venv has, and on top what the framework asks for; and what is
@@ -154,6 +160,12 @@ chaos: $(STAMP) ## Break a real fleet and account for every request; ARGS="--fau
 
 weight-faults: $(STAMP) ## Kill each party in each phase of a weight update; ARGS="--seed 1"
 	$(BIN)/python -m tests.drills.weights $(ARGS)
+
+release-checks: $(RELEASE_VENV)/.installed ## Build, check metadata, install on each Python, list what comes along; PYTHONS="3.11 3.13"
+	.ci/release-checks
+
+release-audit: $(RELEASE_VENV)/.installed ## Known vulnerabilities of what is installed; needs the network
+	.ci/release-audit $(ARGS)
 
 demo: $(STAMP) ## Train a tiny model over the bus with two workers; ARGS="--seed 1"
 	$(BIN)/rolloutbus demo $(ARGS)

@@ -47,7 +47,8 @@ def commands_on_the_page() -> Iterator[Words]:
 
 
 def test_scripts_pass_shellcheck() -> None:
-    output_of(tool("shellcheck"), MAKE_KEYS, SLURM)
+    ours = [path for path in (ROOT / ".ci").iterdir() if path.suffix == ""]
+    output_of(tool("shellcheck"), MAKE_KEYS, SLURM, *ours)
 
 
 @pytest.mark.parametrize("script", [MAKE_KEYS, SLURM], ids=lambda path: path.name)
