@@ -18,6 +18,8 @@ SGLANG_VENV := .venv-sglang$(if $(filter-out $(SGLANG_DEFAULT),$(SGLANG)),-$(SGL
 SGLANG_STAMP := $(SGLANG_VENV)/.installed
 SGLANG_NEEDS := tests/sglang/requirements-$(SGLANG).txt
 PEERS_VENV := .venv-peers
+DEPLOY_VENV := .venv-deploy
+RELEASE_VENV := .venv-release
 ADAPTERS := skyrl-0.3 trl
 # Those for which a commit's 25 minutes leave no room.
 ADAPTERS_NIGHTLY := areal art skyrl-0.2 verl
@@ -32,7 +34,7 @@ export HF_HUB_OFFLINE ?= 1
 
 .DEFAULT_GOAL := help
 .PHONY: help venv check format format-check lint types unit test test-integration test-sglang test-peers test-adapters nightly fuzz \
-	weight-faults sim chaos demo bench docs pictures vectors clean
+	weight-faults sim chaos demo bench docs pictures vectors release-checks release-audit clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-17s %s\n", $$1, $$2}' Makefile
@@ -64,6 +66,18 @@ $(PEERS_VENV)/.installed: $(PEERS_NEEDS)
 	$(call make_venv,$(PEERS_VENV),0.2 GB)
 	@$(PEERS_VENV)/bin/$(PIP_INSTALL) --requirement $(word 1,$(PEERS_NEEDS))
 	@$(PEERS_VENV)/bin/$(PIP_INSTALL) --no-deps --requirement $(word 2,$(PEERS_NEEDS))
+	@touch $@
+
+# Programs that look at the files of deploy/; tests find them there.
+$(DEPLOY_VENV)/.installed: tests/deploy/requirements.txt
+	$(call make_venv,$(DEPLOY_VENV),0.2 GB)
+	@$(DEPLOY_VENV)/bin/$(PIP_INSTALL) --requirement $<
+	@touch $@
+
+# Programs that look at what is released; they would only be in the way in .venv.
+$(RELEASE_VENV)/.installed: tests/release/requirements.txt
+	$(call make_venv,$(RELEASE_VENV),0.2 GB)
+	@$(RELEASE_VENV)/bin/$(PIP_INSTALL) --requirement $<
 	@touch $@
 
 # A framework's environment has what .venv has, and on top what the framework asks for; and what is
@@ -99,11 +113,11 @@ unit: $(STAMP) ## Unit, stateful, conformance, fuzz and architecture tests; ARGS
 		$(UNIT) $(ARGS)
 
 test: export FUZZ_SECONDS ?= 20
-test: $(STAMP) ## The whole test suite, without a GPU; ARGS="-k name -x" leaves test-sglang out
+test: $(STAMP) $(DEPLOY_VENV)/.installed ## The whole test suite, without a GPU; ARGS="-k name -x" leaves test-sglang out
 	$(BIN)/python -m pytest $(SPREAD) -m "not gpu and not sglang and not peers and not adapters" tests $(ARGS)
 	$(if $(ARGS),,$(MAKE) test-peers test-adapters test-sglang)
 
-test-integration: $(STAMP) ## Only the tests with real sockets and processes
+test-integration: $(STAMP) $(DEPLOY_VENV)/.installed ## Only the tests with real sockets and processes
 	$(BIN)/python -m pytest $(SPREAD) -m "integration and not gpu and not sglang and not peers and not adapters" tests $(ARGS)
 
 test-adapters: $(addprefix test-adapter-,$(ADAPTERS)) ## Real trainers on a fleet; one: make test-adapter-trl
@@ -121,7 +135,7 @@ test-sglang: $(SGLANG_STAMP) ## Tests with the real SGLang on the CPU; SGLANG=0.
 		tests/sglang $(ARGS)
 
 nightly: export FUZZ_SECONDS ?= 600
-nightly: $(STAMP) ## Everything in full: all cases, 2,000 seeds, chaos, weight matrix, fuzz, both SGLangs
+nightly: $(STAMP) $(DEPLOY_VENV)/.installed ## Everything in full: all cases, 2,000 seeds, chaos, weight matrix, fuzz, both SGLangs
 	$(BIN)/python -m pytest $(SPREAD) --exhaustive -m "not gpu and not sglang and not peers and not adapters" tests
 	$(MAKE) test-peers
 	$(MAKE) test-adapters $(addprefix test-adapter-,$(ADAPTERS_NIGHTLY)) ARGS=--exhaustive
@@ -147,6 +161,12 @@ chaos: $(STAMP) ## Break a real fleet and account for every request; ARGS="--fau
 
 weight-faults: $(STAMP) ## Kill each party in each phase of a weight update; ARGS="--seed 1"
 	$(BIN)/python -m tests.drills.weights $(ARGS)
+
+release-checks: $(RELEASE_VENV)/.installed ## Build, check metadata, install on each Python, list what comes along; PYTHONS="3.11 3.13"
+	.ci/release-checks
+
+release-audit: $(RELEASE_VENV)/.installed ## Known vulnerabilities of what is installed; needs the network
+	.ci/release-audit $(ARGS)
 
 demo: $(STAMP) ## Train a tiny model over the bus with two workers; ARGS="--seed 1"
 	$(BIN)/rolloutbus demo $(ARGS)

@@ -1,5 +1,6 @@
 """Settings of one worker: read once, checked on construction."""
 
+import math
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -69,6 +70,9 @@ class WorkerSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     streams: StreamSettings = StreamSettings()
     host: HostSettings = HostSettings()
     outbox_limit_bytes: int = 1 << 30
+    drain_s: float = 0.0
+    """After SIGTERM the worker takes no more, and what runs may take so long to end; 0: it leaves
+    at once. Either way clients go on elsewhere with what has not ended."""
     security: SecuritySettings | None = None
     """Keys and allow-list; None: this machine only, without keys."""
     exit_with_parent: bool = False
@@ -81,6 +85,8 @@ class WorkerSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         for field, path in (("profile_dir", self.profile_dir), *self.save_targets.items()):
             if path and "://" not in path and not path.startswith("/"):
                 raise SettingsError(f"{field}: {path!r} is no absolute path")
+        if not 0 <= self.drain_s < math.inf:
+            raise SettingsError(f"drain_s: {self.drain_s} is no number of seconds from 0 on")
         require_reachable(self.router, self.security)
         require_bindable(self.stream, self.security, is_announced=True)
         if self.relay:

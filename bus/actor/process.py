@@ -175,11 +175,13 @@ def complaint_in(log: Sequence[str]) -> str:
     return reasons[-1].removeprefix(_COMPLAINT) if reasons else ""
 
 
-def on_stop_signal(stop: Callable[[], object]) -> None:
-    """Have SIGTERM and SIGINT call `stop` on the running loop."""
+def on_stop_signal(
+    stop: Callable[[], object], *, drain: Callable[[], object] | None = None
+) -> None:
+    """Have SIGTERM and SIGINT call `stop` on the running loop; SIGTERM `drain`, if there is one."""
     loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, stop)
+    loop.add_signal_handler(signal.SIGTERM, drain or stop)
+    loop.add_signal_handler(signal.SIGINT, stop)
 
 
 def run_actor(

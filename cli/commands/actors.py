@@ -41,6 +41,9 @@ from rolloutbus.router.settings import RouterSettings
 from rolloutbus.trainer_adapter.store.settings import StoreSettings
 
 BACKEND = "tcp://127.0.0.1:7778"
+DRAIN_S = 15.0
+"""With the seconds that a worker takes to leave after it, within the 30 s that Kubernetes and Slurm
+give a process by default between SIGTERM and SIGKILL."""
 RUN = """\
 import runpy, signal, sys
 signal.signal(signal.SIGINT, signal.SIG_DFL)
@@ -163,6 +166,15 @@ def worker(
     weights_root: WeightsRoot = "",
     save_target: SaveTargets = None,
     profile_dir: ProfileDir = "",
+    drain: Annotated[
+        float,
+        typer.Option(
+            metavar="SECONDS",
+            min=0.0,
+            help="What runs gets so long to end after SIGTERM; 0: none. A second SIGTERM, or "
+            "Ctrl-C, does not wait.",
+        ),
+    ] = DRAIN_S,
     key: KeyFile = "",
     allow_list: AllowFile = "",
     quiet: OnlyJson = False,
@@ -182,6 +194,7 @@ def worker(
             weights_root=_absolute(weights_root),
             save_targets=absolute_targets(save_targets),
             profile_dir=_absolute(profile_dir),
+            drain_s=drain,
             engine=engine,
             engine_options=engine_options(alone),
             security=_security(key, allow_list),

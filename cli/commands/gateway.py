@@ -82,6 +82,15 @@ def gateway(
             metavar="SECONDS", min=0.1, help="A reader that takes nothing for so long is cut off."
         ),
     ] = 120.0,
+    drain: Annotated[
+        float,
+        typer.Option(
+            metavar="SECONDS",
+            min=0.0,
+            help="Requests under way get so long to end after SIGTERM or Ctrl-C; then they answer "
+            "what they have. A second signal does not wait.",
+        ),
+    ] = 5.0,
     quiet: OnlyJson = False,
 ) -> None:
     """Serve OpenAI's and SGLang's HTTP endpoints in front of a fleet, until Ctrl-C.
@@ -105,6 +114,7 @@ def gateway(
         default_max_tokens=max_tokens,
         weights_root=str(weights_root.resolve()) if weights_root else "",
         stall_s=stall,
+        drain_s=drain,
     )
     run(_serve(run_gateway, settings, quiet=quiet))
 

@@ -54,6 +54,7 @@ class WorkerActor:
         self._patience = Patience(settings.router, "a worker")
         self._host: HostProcess | None = None
         self._hosts: asyncio.TaskGroup | None = None
+        self._is_draining = False
         self._is_closing = False
         self.core = WorkerCore(
             settings,
@@ -106,6 +107,16 @@ class WorkerActor:
     def stop(self) -> None:
         """Leave now; clients resume elsewhere what runs here."""
         self._actor.feed(self.core.stop)
+
+    def drain(self) -> None:
+        """Leave when what runs has ended, or `drain_s` is over; called again, leave now."""
+        if self._settings.drain_s and self.core.n_running and not self._is_draining:
+            warn(
+                f"told to leave: {self.core.n_running} requests run and get "
+                f"{self._settings.drain_s:g} s to end; another SIGTERM ends this at once"
+            )
+        self._is_draining = True
+        self._actor.feed(self.core.drain)
 
     def _apply(self, effect: WorkerEffect) -> None:
         match effect:

@@ -115,7 +115,7 @@ def repair_ending(entry: Entry, body: Repair, generation: Generation, outbox: Ou
 
 
 FAREWELL_S = 2.0
-"""After a `shutdown` has ended, results wait this long for their clients' acknowledgements."""
+"""Once all has ended, results wait this long for their clients' acknowledgements."""
 
 _COUNTERS_OF_ENDINGS = {kind: f"{kind}_requests" for kind in sorted(ENDINGS)}
 _DEADLINE = Problem("deadline", "The deadline passed while the request ran.", "unknown")
@@ -155,6 +155,7 @@ class WorkerCore:
         self._engine: EngineReady | None = None
         self._facts: WorkerFacts | None = None  # of the engine that was ready last
         self._shutdown: AttemptKey | None = None
+        self._drain_until: float | None = None
         self._leave_at: float | None = None
         self._shown: tuple[str, int] = ("", 0)
         self._counters = dict.fromkeys(
@@ -175,6 +176,11 @@ class WorkerCore:
     def version(self) -> int:
         """Of the weights that are active."""
         return self._controller.version
+
+    @property
+    def n_running(self) -> int:
+        """Requests that have begun and not ended."""
+        return len(self._generation)
 
     def start(self, now: float) -> list[WorkerEffect]:
         """Begin: the bus is joined once the engine is ready."""
@@ -252,6 +258,17 @@ class WorkerCore:
         if self._member.state == "left":
             return []
         return self._carry_out(self._member.leave("shutdown"), now)
+
+    def drain(self, now: float) -> list[WorkerEffect]:
+        """Take no more and leave when what runs has ended, or when `drain_s` is over.
+
+        The second time it leaves now.
+        """
+        if self._drain_until is not None or not self._settings.drain_s:
+            return self.stop(now)
+        self._controller.state.is_draining = True
+        self._drain_until = now + self._settings.drain_s
+        return self._settle(now)
 
     def flush(self, now: float) -> list[WorkerEffect]:
         """End a loop tick in which something was received."""
@@ -397,23 +414,35 @@ class WorkerCore:
 
     def _begin_shutdown(self, entry: Entry, body: Shutdown, now: float) -> list[WorkerEffect]:
         self._controller.state.is_draining = True
-        effects = [] if body.drain else self._cancel(list(self._generation.all()), now)
         self._shutdown = key_of(entry)
-        return effects + self._settle(now)
+        if body.drain:
+            return self._settle(now)
+        effects = self._cancel(list(self._generation.all()), now)
+        return [*effects, *self._say_farewell(now), *self._settle(now)]
 
     def _settle(self, now: float) -> list[WorkerEffect]:
         """Do what waited: join once there is an engine, commit, shut down, leave after that."""
         effects = self._apply(self._controller.unpark(), now)
         if self._facts and self._controller.may_join and self._member.state == "away":
             effects += self._carry_out(self._member.online(self._facts, now), now)
-        if self._shutdown is not None and not len(self._generation):
-            key, self._shutdown = self._shutdown, None
-            effects += self._end(Ending("finished", key, Done()), now)
-            self._leave_at = now + FAREWELL_S
+        has_work = len(self._generation) > 0 or self._controller.has_work
+        is_drained = self._drain_until is not None and self._leave_at is None
+        if (self._shutdown is not None or is_drained) and not has_work:
+            effects += self._say_farewell(now)
+        if self._drain_until is not None and now >= self._drain_until and has_work:
+            effects += self.stop(now)
         if self._leave_at is not None and (not len(self._outbox) or now >= self._leave_at):
             self._leave_at = None
             effects += self.stop(now)
         return effects
+
+    def _say_farewell(self, now: float) -> list[WorkerEffect]:
+        """All has ended: end the `shutdown` that asked for it, and leave soon."""
+        self._leave_at = now + FAREWELL_S
+        if self._shutdown is None:
+            return []
+        key, self._shutdown = self._shutdown, None
+        return self._end(Ending("finished", key, Done()), now)
 
     def _vitals(self) -> Vitals:
         slots = self._engine.slots if self._engine else 0
