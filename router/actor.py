@@ -12,6 +12,7 @@ from rolloutbus.bus.actor.resources import ResourceWatch
 from rolloutbus.bus.actor.tracing import tracer_of
 from rolloutbus.bus.security.principals import Principal
 from rolloutbus.bus.security.zmq_guard import Doorway, SocketGuard, guard_of
+from rolloutbus.bus.transport.interfaces import is_own
 from rolloutbus.bus.transport.ports import PortCounters
 from rolloutbus.bus.transport.zmq_ports import RouterPort
 from rolloutbus.bus.transport.zmq_topics import TapPort
@@ -219,7 +220,13 @@ class RouterActor:
                 self._feed(Revoked([peer], code))
 
     def _receive_signed(self, peer: Peer, principal: Principal, entries: list[Entry]) -> None:
-        self._feed(Received(peer, entries, principal))
+        is_hello = bool(entries) and entries[0].kind == "hello"
+        self._feed(Received(peer, entries, principal, self._host_of(peer) if is_hello else ""))
+
+    def _host_of(self, peer: Peer) -> str:
+        """IP address of the host that a connection comes from; empty if that is this one."""
+        address = self._port.address_of(peer) if self._port is not None else ""
+        return "" if not address or is_own(address) else address
 
     def _feed(self, event: Event) -> None:
         if self._actor is not None:

@@ -8,7 +8,6 @@ from collections.abc import Callable
 from typing import Any, assert_never
 
 from rolloutbus.bus.backoff import Chance
-from rolloutbus.bus.security.principals import Principal
 from rolloutbus.bus.wire.codec import unpack_as
 from rolloutbus.bus.wire.commands import ENDINGS
 from rolloutbus.bus.wire.entry import Entry, Peer
@@ -183,7 +182,7 @@ class RouterCore:
                 if handle is not None:
                     handle(sender, entry, now)
                 else:  # whatever may change who the sender is
-                    self._receive_other(peer, entry, now, principal)
+                    self._receive_other(event, entry, now)
                     sender, handlers, runs = self._sender(peer)
             except RemoteProtocolError as error:
                 self._answer_malformed(peer, entry, str(error))
@@ -256,14 +255,13 @@ class RouterCore:
             return member, self._from_member, self._runs_from_member
         return None, {}, {}
 
-    def _receive_other(
-        self, peer: Peer, entry: Entry, now: float, principal: Principal | None
-    ) -> None:
+    def _receive_other(self, event: Received, entry: Entry, now: float) -> None:
+        peer = event.peer
         sender, _, _ = self._sender(peer)
         if entry.kind == "hello":
             hello = unpack_as(Hello, entry)
             former = self.context.clients.named(hello.name)
-            self._membership.hello(peer, hello, now, principal)
+            self._membership.hello(peer, hello, now, event.principal, event.host)
             if former is not None and former.boot != hello.boot:
                 self._client_replaced(former)
             if hello.store is not None:

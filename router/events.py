@@ -59,6 +59,8 @@ class Received(msgspec.Struct, frozen=True, gc=False):
     entries: list[Entry]
     principal: Principal | None = None
     """Whose key the connection has, if it has one: what that one may not say is refused."""
+    host: str = ""
+    """Of a hello that came from another host: the IP address of that host. Else empty."""
 
 
 class Returned(msgspec.Struct, frozen=True, gc=False):

@@ -83,9 +83,9 @@ def stimulus_of(event: Event, now: float) -> Stimulus:
     match event:
         case Received(peer, entries, None):
             return Stimulus("received", now, [peer], entries)
-        case Received(peer, entries, principal):
+        case Received(peer, entries, principal, host):
             who = msgspec.json.encode(principal).decode()
-            return Stimulus("signed", now, [peer], entries, who)
+            return Stimulus("signed", now, [peer], entries, who, host=host)
         case Returned(peer, entries):
             return Stimulus("undelivered", now, [peer], entries)
         case Malformed(peer):
@@ -111,7 +111,8 @@ def event_of(stimulus: Stimulus) -> Event:
         case "received":
             return Received(peer, entries)
         case "signed":
-            return Received(peer, entries, msgspec.json.decode(text, type=Principal))
+            principal = msgspec.json.decode(text, type=Principal)
+            return Received(peer, entries, principal, stimulus.host)
         case "undelivered":
             return Returned(peer, entries)
         case "malformed":

@@ -148,6 +148,18 @@ def complaint_in(log: Sequence[str]) -> str:
     return reasons[-1].removeprefix(_COMPLAINT) if reasons else ""
 
 
+def dismissed_exit(reason: str) -> ActorExit | None:
+    """Exit status of a member whose hello the router refused, after saying why; None: it did not.
+
+    `reason` is that of its `Stop`; see `bus.membership.core.FOR_ITS_OPERATOR`.
+    """
+    code, _, why = reason.partition(": ")
+    if code not in ("bad-hello", "protocol", "unreachable"):
+        return None
+    complain(f"the router refuses it: {why}")
+    return ActorExit.SETTINGS if code == "unreachable" else ActorExit.FAILED
+
+
 def on_stop_signal(stop: Callable[[], object]) -> None:
     """Have SIGTERM and SIGINT call `stop` on the running loop."""
     loop = asyncio.get_running_loop()

@@ -54,6 +54,8 @@ from rolloutbus.bus.wire.messages.membership import (
     WorkerFacts,
 )
 
+FOR_ITS_OPERATOR = frozenset({"bad-hello", "protocol", "unreachable"})
+"""Codes of a dismissal whose message only the router knows; `Stop` has it after a colon."""
 HELLO_AGAIN_S = 0.25
 """Several `unknown-peer` for one burst of ours are answered with one hello."""
 
@@ -264,8 +266,8 @@ class MemberCore:
                 return [StopSilently(stopped)] if stopped else []
             case Intent() as intent:
                 return self._heed(intent)
-            case Dismissed(code):
-                return self._dismissed(code, now)
+            case Dismissed(code, message):
+                return self._dismissed(code, message, now)
             case _:
                 pass
         return []
@@ -313,7 +315,7 @@ class MemberCore:
             self.deliveries.outbox.due_now(None, now)
             self._move("leased")
 
-    def _dismissed(self, code: str, now: float) -> list[MemberEffect]:
+    def _dismissed(self, code: str, message: str, now: float) -> list[MemberEffect]:
         if self._state not in LINKED:
             return []
         if code == "unknown-peer":
@@ -326,7 +328,7 @@ class MemberCore:
             return []
         self._move("stopped")
         self.deliveries.stop_all(now)
-        return [StopWork(code), Stop(code)]
+        return [StopWork(code), Stop(f"{code}: {message}" if code in FOR_ITS_OPERATOR else code)]
 
     def _judge_lease(self, now: float) -> list[MemberEffect]:
         if self._state not in HOLDING or self._holder.is_held(now):

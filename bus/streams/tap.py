@@ -45,6 +45,8 @@ class Stimulus(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """`signed`: the principal, JSON; `revoked`: the code; `counted`: the counter."""
     count: int = 0
     """`counted`: how many."""
+    host: str = ""
+    """`signed`: address of the other host that a hello came from; empty: from none."""
 
 
 class Outcome(msgspec.Struct, frozen=True, array_like=True, gc=False):

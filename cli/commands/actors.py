@@ -25,6 +25,7 @@ from rolloutbus.cli.options import (
     TensorParallel,
     WeightsRoot,
     example,
+    not_empty,
     parse_save_targets,
 )
 from rolloutbus.cli.options import engine_options as told_options
@@ -48,6 +49,16 @@ RelayEndpoint = Annotated[
         metavar="ENDPOINT",
         help="Where other workers pull weights from this one. Default: beside --stream if that "
         "is beyond this machine, otherwise nowhere.",
+    ),
+]
+
+Advertise = Annotated[
+    str,
+    typer.Option(
+        metavar="HOST",
+        callback=not_empty,
+        help="Name or address that others are told to connect to, with the ports that are listened "
+        "on: for networks that translate addresses. Default: the address that is listened on.",
     ),
 ]
 
@@ -105,8 +116,14 @@ def store(
     ],
     router: Router = BACKEND,
     bulk: Annotated[
-        str, typer.Option(metavar="ENDPOINT", help="Where weights are pulled from.")
-    ] = "tcp://127.0.0.1:0",
+        str,
+        typer.Option(
+            metavar="ENDPOINT",
+            help="Where weights are pulled from. Default: a free port of the interface that faces "
+            "the router.",
+        ),
+    ] = "",
+    advertise: Advertise = "",
     disk: Annotated[
         str,
         typer.Option(metavar="DIR", help="Also write every version to files below this directory."),
@@ -120,6 +137,7 @@ def store(
             router=router,
             directory=str(directory.absolute()),
             bulk=bulk,
+            advertise=advertise,
             disk=_absolute(disk),
             security=_security(key, allow_list),
         )
@@ -144,9 +162,15 @@ def worker(
     text: KeepText = False,
     policy: Annotated[str, typer.Option(help="Whose weights it serves.")] = "default",
     stream: Annotated[
-        str, typer.Option(metavar="ENDPOINT", help="Where tokens are published.")
-    ] = "tcp://127.0.0.1:0",
+        str,
+        typer.Option(
+            metavar="ENDPOINT",
+            help="Where tokens are published. Default: a free port of the interface that faces "
+            "the router.",
+        ),
+    ] = "",
     relay: RelayEndpoint = "",
+    advertise: Advertise = "",
     weights_root: WeightsRoot = "",
     save_target: SaveTargets = None,
     profile_dir: ProfileDir = "",
@@ -165,6 +189,7 @@ def worker(
             policy=policy,
             stream=stream,
             relay=relay,
+            advertise=advertise,
             weights_root=_absolute(weights_root),
             save_targets=absolute_targets(save_targets),
             profile_dir=_absolute(profile_dir),

@@ -209,7 +209,10 @@ async def _serve(end: socket.socket, settings: WorkerSettings) -> int:
         engine = await asyncio.to_thread(
             build_engine, settings.engine, settings.engine_options, steps.sink
         )
-        async with open_relay(settings.relay_endpoint, settings.security) as relay:
+        listening = open_relay(
+            settings.relay_endpoint, settings.security, advertise=settings.advertise
+        )
+        async with listening as relay:
             dialer = dialer_of(settings.security)
             commands = HostCommands(
                 *(engine, settings.host.pull_timeout_s, dialer, relay),

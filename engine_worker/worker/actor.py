@@ -7,6 +7,8 @@ import secrets
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import msgspec
+
 from rolloutbus.bus.actor.effects import Connect, Publish, Send, Stop
 from rolloutbus.bus.actor.loop import Actor, BootClock, one_by_one
 from rolloutbus.bus.actor.process import warn
@@ -14,6 +16,8 @@ from rolloutbus.bus.actor.tracing import tracer_of
 from rolloutbus.bus.membership.deliveries import Heed
 from rolloutbus.bus.security.zmq_curve import dialer_of
 from rolloutbus.bus.security.zmq_guard import Doorway, guard_of
+from rolloutbus.bus.transport.endpoints import advertised
+from rolloutbus.bus.transport.interfaces import facing
 from rolloutbus.bus.transport.ports import LAST_WORDS_MS, Patience
 from rolloutbus.bus.transport.zmq_ports import DealerPort
 from rolloutbus.bus.transport.zmq_topics import PubPort
@@ -34,6 +38,8 @@ class WorkerActor:
     def __init__(
         self, settings: WorkerSettings, on_joined: Callable[[str], None] | None = None
     ) -> None:
+        if not settings.stream:
+            settings = msgspec.structs.replace(settings, stream=facing(settings.router))
         self._settings = settings
         self._on_joined = on_joined
         """Called once, with the stream endpoint, when the router has given the first lease."""
@@ -43,6 +49,7 @@ class WorkerActor:
         doorway = None if self._guard is None else Doorway(self._guard, "stream")
         is_unsafe = settings.security is not None and settings.security.unsafe_no_auth
         self._publisher = PubPort(settings.stream, doorway, is_unsafe=is_unsafe)
+        self._stream = advertised(self._publisher.endpoint, settings.advertise)
         self._router: DealerPort | None = None
         self._patience = Patience(settings.router, "a worker")
         self._host: HostProcess | None = None
@@ -51,7 +58,7 @@ class WorkerActor:
         self.core = WorkerCore(
             settings,
             secrets.token_hex(16),
-            self._publisher.endpoint,
+            self._stream,
             os.getpid(),
             random.SystemRandom(),
         )
@@ -149,7 +156,7 @@ class WorkerActor:
         if self.core.member.state == "leased":
             self._patience.joined()
         if self._on_joined is not None and self.core.member.state == "leased":
-            self._on_joined(self._publisher.endpoint)
+            self._on_joined(self._stream)
             self._on_joined = None
 
     def _link_down(self) -> None:

@@ -17,7 +17,7 @@ from rolloutbus.bus.wire.entry import Entry, Peer
 from rolloutbus.bus.wire.errors import RemoteProtocolError, SettingsError
 from rolloutbus.bus.wire.messages.endings import Problem
 from rolloutbus.bus.wire.messages.generation import CloseSession, OpenSession, Repair
-from rolloutbus.bus.wire.messages.membership import Hello
+from rolloutbus.bus.wire.messages.membership import Hello, served_by
 from rolloutbus.router.context import Context
 from rolloutbus.router.members.clients import ClientRecord
 from rolloutbus.router.members.membership import Membership
@@ -125,18 +125,9 @@ def _hello(principal: Principal, entry: Entry) -> str:
         return f"the key of {principal.name!r} is for a {principal.role}, not for a {hello.role}"
     if not principal.may_be(hello.name):
         return f"the key of {principal.name!r} may not be used as {hello.name[:64]!r}"
-    if any(_key_in(served) != principal.key for served in _served(hello)):
+    if any(_key_in(served) != principal.key for served in served_by(hello)):
         return "the endpoint that it serves must carry its own key"
     return ""
-
-
-def _served(hello: Hello) -> list[str]:
-    served: list[str] = []
-    if hello.worker is not None:
-        served += [hello.worker.stream, hello.worker.bulk]
-    if hello.store is not None:
-        served.append(hello.store.bulk)
-    return [endpoint for endpoint in served if endpoint]
 
 
 def _key_in(endpoint: str) -> str:

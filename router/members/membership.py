@@ -7,8 +7,10 @@ from collections.abc import Callable
 
 from rolloutbus.bus.membership.lease import lease_number
 from rolloutbus.bus.security.principals import Principal
+from rolloutbus.bus.transport.endpoints import is_local, split_key
 from rolloutbus.bus.wire.codec import PROTOCOL_VERSION, TRACED_VERSION, pack, unpack_as
 from rolloutbus.bus.wire.entry import Entry, Peer
+from rolloutbus.bus.wire.errors import SettingsError
 from rolloutbus.bus.wire.limits import MAX_ROUTER_EPOCH
 from rolloutbus.bus.wire.messages.membership import (
     ClientHeartbeat,
@@ -21,6 +23,7 @@ from rolloutbus.bus.wire.messages.membership import (
     Members,
     Rejected,
     Welcome,
+    served_by,
 )
 from rolloutbus.bus.wire.validation import check_name
 from rolloutbus.router.context import Context, lacking, note_record
@@ -63,11 +66,21 @@ class Membership:
         """Name -> (epoch of its last lease that is over, when it ended), the oldest first."""
 
     def hello(
-        self, peer: Peer, hello: Hello, now: float, principal: Principal | None = None
+        self,
+        peer: Peer,
+        hello: Hello,
+        now: float,
+        principal: Principal | None = None,
+        host: str = "",
     ) -> None:
         """Somebody introduces themselves on a new connection, or again on the same.
 
-        `principal`: whose key the connection has, where there are keys.
+        Args:
+            peer: the connection.
+            hello: what they say.
+            now: seconds.
+            principal: whose key the connection has, where there are keys.
+            host: address of the other host that they are on, if it is known to be another one.
         """
         low, high = hello.protocol
         problem = check_name(hello.name)
@@ -82,6 +95,8 @@ class Membership:
             self.dismiss(peer, "bad-hello", "a store, and only a store, brings store facts")
         elif self._is_renamed(peer, hello):
             self.dismiss(peer, "bad-hello", "this connection belongs to another name")
+        elif unreachable := _unreachable(hello, host):
+            self.dismiss(peer, "unreachable", unreachable)
         elif problem_of_fleet := self._intents.problem_of(hello):
             self.dismiss(peer, "other-fleet", problem_of_fleet)
         else:
@@ -342,6 +357,25 @@ class Membership:
     def _bulk(self) -> str:
         store = self._context.members.store()
         return store.hello.store.bulk if store is not None and store.hello.store else ""
+
+
+def _unreachable(hello: Hello, host: str) -> str:
+    """Why nobody on other hosts could reach what a member serves; empty: nothing says so."""
+    if not host:
+        return ""
+    for endpoint in served_by(hello):
+        try:
+            address, _ = split_key(endpoint)
+            is_theirs_alone = is_local(address)
+        except SettingsError as error:
+            return str(error)[:200]
+        if is_theirs_alone:
+            return (
+                f"{hello.name} is on another host ({host}) than this router, and {address}, where "
+                "it serves, can be reached from its own host only: start it with the router's "
+                "address on the network and no --stream, --relay or --bulk, or with --advertise"
+            )
+    return ""
 
 
 def _has_given_up(hello: Hello, lease_no: int, boot: str) -> bool:

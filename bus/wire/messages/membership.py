@@ -135,6 +135,16 @@ class Hello(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaul
     """Of a member: what a router told it last, or what its record says."""
 
 
+def served_by(hello: Hello) -> list[str]:
+    """Endpoints that a member listens on for others."""
+    served: list[str] = []
+    if hello.worker is not None:
+        served += [hello.worker.stream, hello.worker.bulk]
+    if hello.store is not None:
+        served.append(hello.store.bulk)
+    return [endpoint for endpoint in served if endpoint]
+
+
 class Member(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """One worker as the router sees it."""
 
@@ -189,7 +199,7 @@ class Dismissed(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     code: Short
     """`unknown-peer` (say hello again), `replaced`, `protocol`, `bad-hello`, `forbidden`,
-    `other-fleet`, `shutting-down`."""
+    `other-fleet`, `unreachable`, `shutting-down`."""
     message: Sentence
 
 
