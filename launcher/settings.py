@@ -13,7 +13,7 @@ import msgspec
 
 from rolloutbus.bus.settings import LeaseSettings
 from rolloutbus.bus.strict_calls import nearest
-from rolloutbus.bus.transport.endpoints import is_local
+from rolloutbus.bus.transport.endpoints import is_local, is_wildcard
 from rolloutbus.bus.wire.errors import SettingsError
 from rolloutbus.engine_worker.engines.fake.settings import FakeSettings
 from rolloutbus.engine_worker.engines.sglang.settings import SglangSettings, named
@@ -150,6 +150,11 @@ class FleetSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
         for endpoint in filter(None, (self.address, self.backend)):
             if self.secure is None and not is_local(endpoint):
                 raise SettingsError(f"{endpoint} is beyond this machine: say secure (--secure DIR)")
+            if is_wildcard(endpoint):
+                raise SettingsError(
+                    f"{endpoint}: workers and clients connect to this address: name one of an "
+                    "interface of this host"
+                )
         if self.http is not None:
             if not 0 <= self.http <= MAX_PORT:
                 raise SettingsError(f"http: {self.http} is no port; one is from 0 to {MAX_PORT}")

@@ -22,6 +22,7 @@ from rolloutbus.router.events import (
     Counted,
     Effect,
     Event,
+    KeysChanged,
     LettersKept,
     Malformed,
     Received,
@@ -35,6 +36,7 @@ from rolloutbus.router.health.suspicion import DeadLetter
 from rolloutbus.router.members.authority import Authority, Offences
 from rolloutbus.router.members.clients import ClientRecord
 from rolloutbus.router.members.intents import Intents
+from rolloutbus.router.members.key_handout import KeyHandout
 from rolloutbus.router.members.member_commands import MemberCommands, is_share
 from rolloutbus.router.members.membership import Membership
 from rolloutbus.router.members.records import MemberRecord
@@ -103,8 +105,9 @@ class RouterCore:
         self._updates = Updates(self.context, self._fleet)
         self._catch_ups = CatchUps(self.context, self._updates, self._fleet)
         self._intents = Intents(self.context, self._fleet)
+        self._keys = KeyHandout(self.context)
         self._membership = Membership(
-            self.context, self._intents, self._on_heartbeat, self._on_lost
+            self.context, self._intents, self._keys, self._on_heartbeat, self._on_lost
         )
         self._publications = Publications(self.context, self._updates)
         self._reservations = Reservations(self.context, self._fleet, self._publications)
@@ -150,6 +153,8 @@ class RouterCore:
                 self.context.count(counter, n)
             case LettersKept():
                 self._health.dead_letters.clear()
+            case KeysChanged(principals):
+                self._keys.changed(principals)
             case _:
                 assert_never(event)
         return self.context.out.take()

@@ -98,6 +98,12 @@ class LettersKept(msgspec.Struct, frozen=True, gc=False):
     """The shell has taken the dead letters that there were."""
 
 
-Event = Received | Returned | Malformed | Revoked | Ticked | Counted | LettersKept
+class KeysChanged(msgspec.Struct, frozen=True, gc=False):
+    """This is the allow-list from now on."""
+
+    principals: list[Principal]
+
+
+Event = Received | Returned | Malformed | Revoked | Ticked | Counted | LettersKept | KeysChanged
 Handle = Callable[[Event, float], list[Effect]]
 """`RouterCore.handle`, with or without listeners: (event, now in seconds) -> effects."""

@@ -18,6 +18,7 @@ from rolloutbus.router.events import (
     Effect,
     Event,
     Handle,
+    KeysChanged,
     LettersKept,
     Malformed,
     Received,
@@ -98,6 +99,8 @@ def stimulus_of(event: Event, now: float) -> Stimulus:
             return Stimulus("counted", now, text=counter, count=n)
         case LettersKept():
             return Stimulus("letters", now)
+        case KeysChanged(principals):
+            return Stimulus("keys", now, text=msgspec.json.encode(principals).decode())
         case _:
             assert_never(event)
 
@@ -125,5 +128,7 @@ def event_of(stimulus: Stimulus) -> Event:
             return Counted(text, stimulus.count)
         case "letters":
             return LettersKept()
+        case "keys":
+            return KeysChanged(msgspec.json.decode(text, type=list[Principal]))
         case _:
             assert_never(stimulus.event)

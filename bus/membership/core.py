@@ -19,6 +19,7 @@ from rolloutbus.bus.membership.deliveries import (
     Deliveries,
     Execute,
     Heed,
+    LetIn,
     MemberEffect,
     StopSilently,
     StopWork,
@@ -34,16 +35,18 @@ from rolloutbus.bus.membership.lease import (
 )
 from rolloutbus.bus.membership.outbox import MAX_BYTES
 from rolloutbus.bus.membership.tombstones import CrashWitness
+from rolloutbus.bus.security.principals import principals_in
 from rolloutbus.bus.settings import LeaseSettings
 from rolloutbus.bus.wire.codec import SPOKEN, pack, unpack
 from rolloutbus.bus.wire.commands import COMMANDS, ENDINGS, KINDS
 from rolloutbus.bus.wire.durations import Durations
 from rolloutbus.bus.wire.entry import AttemptKey, Entry, Epoch
-from rolloutbus.bus.wire.errors import RemoteProtocolError
+from rolloutbus.bus.wire.errors import RemoteProtocolError, SettingsError
 from rolloutbus.bus.wire.messages.endings import Accepted, Ack, Fenced, Problem
 from rolloutbus.bus.wire.messages.membership import (
     Dismissed,
     Goodbye,
+    HandedKeys,
     Heartbeat,
     Hello,
     Intent,
@@ -140,6 +143,8 @@ class MemberCore:
         self._reported_seq = 0
         """The heartbeat before: what its news were continued from."""
         self._retry_at = 0.0
+        self._keys_stamp = ""
+        """Of the allow-list that was handed over the present link."""
 
     @property
     def state(self) -> LinkState:
@@ -266,6 +271,8 @@ class MemberCore:
                 return [StopSilently(stopped)] if stopped else []
             case Intent() as intent:
                 return self._heed(intent)
+            case HandedKeys() as keys:
+                return self._let_in(keys, entry)
             case Dismissed(code, message):
                 return self._dismissed(code, message, now)
             case _:
@@ -291,6 +298,16 @@ class MemberCore:
         is_renamed = self._named_by == self._holder.instance  # it has learnt of an older name
         self._named_by = self._holder.instance
         return [Heed(intent, "" if is_renamed else former)]
+
+    def _let_in(self, keys: HandedKeys, entry: Entry) -> list[MemberEffect]:
+        if self._state not in LINKED:
+            return []
+        try:
+            principals = principals_in(keys)
+        except SettingsError as error:
+            raise RemoteProtocolError(str(error)) from error
+        self._keys_stamp = keys.stamp
+        return [LetIn(principals, entry.body)]
 
     def _unknown(self, entry: Entry, now: float) -> list[MemberEffect]:
         self.counters.malformed += 1
@@ -348,6 +365,7 @@ class MemberCore:
     def _connect(self, event: LinkEvent, now: float) -> list[MemberEffect]:
         self._move(event)
         self._has_rejected = False
+        self._keys_stamp = ""
         return [Connect(), *self._greet(now)]
 
     def _greet(self, now: float) -> list[MemberEffect]:
@@ -368,7 +386,9 @@ class MemberCore:
         vitals = self._vitals()
         counters = {**asdict(self.counters), **vitals.counters}
         seqs = (seq, self._reported_seq)
-        heartbeat = _heartbeat_of(seqs, vitals, counters, self.deliveries, stamp)
+        heartbeat = _heartbeat_of(
+            seqs, vitals, counters, self.deliveries, (stamp, self._keys_stamp)
+        )
         self._reported_seq = seq
         if is_first:
             heartbeat = msgspec.structs.replace(
@@ -423,10 +443,11 @@ def _heartbeat_of(
     vitals: Vitals,
     counters: dict[str, int],
     deliveries: Deliveries,
-    intent: tuple[int, int],
+    stamps: tuple[tuple[int, int], str],
 ) -> Heartbeat:
-    """`seqs`: its own number, and that of the heartbeat before."""
+    """`seqs`: its own number, and that of the heartbeat before; `stamps`: of intent and keys."""
     (seq, last_seq), news = seqs, deliveries.outbox.take_news()
+    intent, keys = stamps
     return Heartbeat(
         seq=seq,
         version=vitals.version,
@@ -446,4 +467,5 @@ def _heartbeat_of(
         counters=counters,
         durations=dict(vitals.durations),
         gauges=dict(vitals.gauges),
+        keys=keys,
     )

@@ -13,12 +13,14 @@ from pathlib import Path
 
 import msgspec
 
+from rolloutbus.bus.security.invites import KeyList
 from rolloutbus.bus.security.keys import KEY_BYTES, KeyPair, check_public_key, is_public_key
 from rolloutbus.bus.security.principals import Principal, Principals, by_key
 from rolloutbus.bus.wire.errors import SettingsError
 
 MAX_KEY_FILE_BYTES = 4096
 MAX_LIST_BYTES = 16 * 1024 * 1024
+ROUTER_ADDRESSES = "router.json"
 SECRET_MODE = 0o600
 PUBLIC_MODE = 0o644
 OTHERS = 0o077
@@ -35,8 +37,13 @@ class _KeyFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return f"_KeyFile({self.name!r})"
 
 
-class _ListFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    principals: list[Principal] = []
+class RouterAddresses(msgspec.Struct, frozen=True):
+    """Where a router listens, for those who find its public key in the same directory."""
+
+    frontend: str = ""
+    """For clients."""
+    backend: str = ""
+    """For workers and the store."""
 
 
 def public_file(path: Path) -> Path:
@@ -48,6 +55,30 @@ def router_key_beside(path: str | Path) -> str:
     """Path of the router's public key file in the same directory; empty if there is none."""
     file = Path(path).absolute().with_name("router.pub")
     return str(file) if file.exists() else ""
+
+
+def write_router_addresses(directory: Path, addresses: RouterAddresses) -> None:
+    """Keep them beside the router's public key.
+
+    Raises:
+        OSError: the directory cannot be written.
+    """
+    _replace(directory / ROUTER_ADDRESSES, msgspec.json.encode(addresses) + b"\n")
+
+
+def router_addresses_beside(path: str | Path) -> RouterAddresses:
+    """Where the router of the keys in this file's directory listens; empty ones if nothing says so.
+
+    Raises:
+        SettingsError: the file is no such file, or others may write it.
+    """
+    file = Path(path).absolute().with_name(ROUTER_ADDRESSES)
+    if not file.exists():
+        return RouterAddresses()
+    try:
+        return msgspec.json.decode(_trusted_content(file, MAX_KEY_FILE_BYTES), type=RouterAddresses)
+    except msgspec.DecodeError as error:
+        raise SettingsError(f"{file}: {error}") from error
 
 
 def write_key_pair(path: Path, pair: KeyPair) -> None:
@@ -130,10 +161,15 @@ class AllowList:
         """
         self._path = Path(path)
         self._seen = self._stamp()
-        self.principals: Principals = by_key(read_allow_list(self._path))
-        """Public key -> whose it is."""
+        self.principals: Principals = _let_in(read_key_list(self._path))
+        """Public key -> whose it is; those of invitations stand for newcomers."""
         self.problem = ""
         """Why the file as it is now is not used; then the last good one still holds."""
+
+    @property
+    def path(self) -> Path:
+        """Its file."""
+        return self._path
 
     def refresh(self) -> bool:
         """Look at the file; True if it says something new."""
@@ -142,7 +178,7 @@ class AllowList:
             if stamp == self._seen:
                 self.problem = ""
                 return False
-            principals = by_key(read_allow_list(self._path))
+            principals = _let_in(read_key_list(self._path))
         except SettingsError as error:
             self.problem = str(error)
             return False
@@ -160,20 +196,39 @@ class AllowList:
 
 
 def read_allow_list(path: Path) -> list[Principal]:
-    """The principals in an allow-list.
+    """The principals in an allow-list; raises as `read_key_list`."""
+    return read_key_list(path).principals
+
+
+def read_key_list(path: Path) -> KeyList:
+    """Principals and invitations in an allow-list.
 
     Raises:
         SettingsError: it cannot be read, says nonsense, or others may write it.
     """
     content = _trusted_content(path, MAX_LIST_BYTES)
     try:
-        return msgspec.json.decode(content, type=_ListFile).principals
+        return msgspec.json.decode(content, type=KeyList)
     except msgspec.DecodeError as error:
         raise SettingsError(f"{path}: {error}") from error
 
 
 def edit_allow_list(path: Path, edit: Callable[[list[Principal]], Sequence[Principal]]) -> None:
+    """Change the principals of the file as `edit_key_list` does, and leave the invitations."""
+
+    def edited(listed: KeyList) -> KeyList:
+        return msgspec.structs.replace(listed, principals=list(edit(listed.principals)))
+
+    edit_key_list(path, edited)
+
+
+def edit_key_list(path: Path, edit: Callable[[KeyList], KeyList]) -> KeyList:
     """Change the file in one piece, made if needed: readers see the old list or the new one.
+
+    What `edit` raises leaves it as it was.
+
+    Returns:
+        The new list.
 
     Raises:
         SettingsError: what comes out is no list that could be used; nothing has changed.
@@ -186,13 +241,28 @@ def edit_allow_list(path: Path, edit: Callable[[list[Principal]], Sequence[Princ
         raise SettingsError(f"cannot write {path}: {error.strerror}") from error
     try:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        edited = list(edit(read_allow_list(path) if path.exists() else []))
-        by_key(edited)
-        _replace(
-            path, msgspec.json.format(msgspec.json.encode(_ListFile(edited)), indent=2) + b"\n"
-        )
+        edited = edit(read_key_list(path) if path.exists() else KeyList())
+        _let_in(edited)
+        _replace(path, msgspec.json.format(msgspec.json.encode(edited), indent=2) + b"\n")
+        return edited
+    except OSError as error:
+        raise SettingsError(f"cannot write {path}: {error.strerror}") from error
     finally:
         os.close(lock)
+
+
+def _let_in(listed: KeyList) -> Principals:
+    """Public key -> whose it is, newcomers among them.
+
+    Raises:
+        SettingsError: this is no list that could be used.
+    """
+    table = by_key(listed.principals)
+    for each in listed.invites:
+        if each.key in table:
+            raise SettingsError(f"the invitation of {each.name} has a key that is let in")
+        table[each.key] = Principal(each.key, each.name, "newcomer")
+    return table
 
 
 def _trusted_content(path: Path, max_bytes: int) -> bytes:

@@ -101,7 +101,7 @@ def require_bindable(
         raise SettingsError(
             "security: who listens needs both key_file and allow_list; " + _MAKE_KEYS
         )
-    if is_announced and (urlsplit(address).hostname or "") in _WILDCARDS:
+    if is_announced and is_wildcard(address):
         raise SettingsError(
             f"{address}: peers are told this address, so name one of an interface, or say with "
             "advertise (--advertise HOST) which address they are told instead"
@@ -156,6 +156,11 @@ def check_advertised(host: str) -> None:
             f"advertise: {host[:100]!r} is neither a host's name nor its address; it has no port: "
             "peers connect to the port that is listened on (see --stream, --relay, --bulk)"
         )
+
+
+def is_wildcard(address: str) -> bool:
+    """Whether it stands for every interface of a host, so that nobody can be told it."""
+    return (urlsplit(address).hostname or "") in _WILDCARDS
 
 
 def bracketed(host: str) -> str:

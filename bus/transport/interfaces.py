@@ -4,7 +4,13 @@ import ipaddress
 import socket
 from urllib.parse import urlsplit
 
-from rolloutbus.bus.transport.endpoints import bracketed, is_local, port_of, split_key
+from rolloutbus.bus.transport.endpoints import (
+    bracketed,
+    is_local,
+    is_wildcard,
+    port_of,
+    split_key,
+)
 from rolloutbus.bus.wire.errors import SettingsError
 
 LOOPBACK = "tcp://127.0.0.1:0"
@@ -19,12 +25,15 @@ def facing(router: str) -> str:
     others can reach gives itself, and a local one the loopback.
 
     Raises:
-        SettingsError: the router's host has no address, or no interface leads there.
+        SettingsError: the router's host has no address, or no interface leads there; or what is
+            given means every interface of a host.
     """
     address, _ = split_key(router)
     if is_local(address):
         return LOOPBACK
     host = urlsplit(address).hostname or ""
+    if is_wildcard(address):
+        raise SettingsError(f"{address}: name the router's address on the network to connect to")
     try:
         own = _own_address_towards(host, port_of(address))
     except OSError as error:

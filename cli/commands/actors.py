@@ -8,7 +8,7 @@ from typing import Annotated
 import msgspec
 import typer
 
-from rolloutbus.bus.security.key_files import router_key_beside
+from rolloutbus.bus.security.key_files import router_addresses_beside, router_key_beside
 from rolloutbus.bus.security.keys import SecuritySettings
 from rolloutbus.cli.options import (
     ANY_MORE,
@@ -40,7 +40,15 @@ from rolloutbus.trainer_adapter.store.settings import StoreSettings
 BACKEND = "tcp://127.0.0.1:7778"
 
 Router = Annotated[
-    str, typer.Option("--router", "-r", metavar="ENDPOINT", help="The router's backend.")
+    str,
+    typer.Option(
+        "--router",
+        "-r",
+        metavar="ENDPOINT",
+        callback=not_empty,
+        help="The router's backend. Default: that of router.json beside --key, which `keys join` "
+        f"and a router leave there; or else {BACKEND}.",
+    ),
 ]
 RelayEndpoint = Annotated[
     str,
@@ -114,7 +122,7 @@ def store(
     directory: Annotated[
         Path, typer.Option(help="Holds the durable record of versions; one store at a time.")
     ],
-    router: Router = BACKEND,
+    router: Router = "",
     bulk: Annotated[
         str,
         typer.Option(
@@ -134,7 +142,7 @@ def store(
     """Run a weight store. Prints one JSON line with its endpoint when it is ready."""
     settings = checked(
         lambda: StoreSettings(
-            router=router,
+            router=_router(router, key),
             directory=str(directory.absolute()),
             bulk=bulk,
             advertise=advertise,
@@ -155,7 +163,7 @@ def worker(
     *,
     name: Annotated[str, typer.Option(help="Unique in the fleet; kept over restarts.")],
     model: Annotated[str, typer.Option(metavar="PATH", help="A local model directory.")] = "",
-    router: Router = BACKEND,
+    router: Router = "",
     engine: Annotated[EngineKind, typer.Option(help="The engine that samples.")] = "transformers",
     engine_option: EngineOptions = None,
     tp: TensorParallel = 1,
@@ -185,7 +193,7 @@ def worker(
         alone = FleetSettings(model=model, workers=1, engine=engine, engine_options=own_options)
         return WorkerSettings(
             name=name,
-            router=router,
+            router=_router(router, key),
             policy=policy,
             stream=stream,
             relay=relay,
@@ -199,6 +207,11 @@ def worker(
         )
 
     _become("rolloutbus.engine_worker", checked(settings))
+
+
+def _router(router: str, key: str) -> str:
+    """The router's backend: as it was given, or as it is known beside the key."""
+    return router or (router_addresses_beside(key).backend if key else "") or BACKEND
 
 
 def _security(key: str, allow_list: str) -> SecuritySettings | None:

@@ -6,7 +6,7 @@ from contextlib import asynccontextmanager
 from typing import TypeVar, cast
 
 from rolloutbus.bus.security.keys import SecuritySettings
-from rolloutbus.bus.security.principals import BULK_KINDS_OF, Principal
+from rolloutbus.bus.security.principals import BULK_KINDS_OF, Principal, Principals
 from rolloutbus.bus.security.zmq_guard import Doorway, SocketGuard, guard_of
 from rolloutbus.bus.transport.endpoints import advertised
 from rolloutbus.bus.transport.zmq_ports import RouterPort
@@ -71,6 +71,11 @@ class Relay:
             [endpoint], self._arrived, doorways=doorways, max_body_bytes=MAX_BULK_IN_BYTES
         )
         self._tick()
+
+    def hand_over(self, principals: Principals) -> None:
+        """The router tells who may come in; see `SocketGuard.hand_over`."""
+        if self._guard is not None:
+            self._guard.hand_over(principals)
 
     async def while_safe(self, work: Awaitable[T]) -> T:
         """Do the work of the host; SecurityError once the lock on the socket does not work."""
@@ -190,7 +195,7 @@ async def open_relay(
         SecurityError: the lock on the socket does not work.
     """
     relay = Relay()
-    guard = guard_of(security) if endpoint else None
+    guard = guard_of(security, is_member=True) if endpoint else None
     try:
         if endpoint:
             relay.listen(endpoint, guard, advertise=advertise)

@@ -9,7 +9,7 @@ from collections import OrderedDict
 from collections.abc import Callable
 
 from rolloutbus.bus.actor.ref import worker
-from rolloutbus.bus.security.principals import KINDS_OF, READS_EVERYTHING, ROLES, Principal
+from rolloutbus.bus.security.principals import KINDS_OF, READS_EVERYTHING, Principal
 from rolloutbus.bus.transport.endpoints import split_key
 from rolloutbus.bus.wire.codec import pack, unpack_as
 from rolloutbus.bus.wire.commands import COMMANDS, ENDINGS, KINDS
@@ -165,8 +165,8 @@ def _checks(role: str, *, has_own_sessions: bool) -> dict[str, Check | None]:
     return {kind: closer.get(kind) for kind in KINDS_OF[role]}
 
 
-_ANY_SESSION = {role: _checks(role, has_own_sessions=False) for role in ROLES}
-_OWN_SESSIONS = {role: _checks(role, has_own_sessions=True) for role in ROLES}
+_ANY_SESSION = {role: _checks(role, has_own_sessions=False) for role in KINDS_OF}
+_OWN_SESSIONS = {role: _checks(role, has_own_sessions=True) for role in KINDS_OF}
 
 
 class Authority:

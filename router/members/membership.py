@@ -29,6 +29,7 @@ from rolloutbus.bus.wire.validation import check_name
 from rolloutbus.router.context import Context, lacking, note_record
 from rolloutbus.router.members.clients import ClientRecord
 from rolloutbus.router.members.intents import Intents
+from rolloutbus.router.members.key_handout import KeyHandout
 from rolloutbus.router.members.records import SERVING, MemberRecord, Reason
 
 OWN_PAUSE_GRACE_S = 2.0
@@ -54,10 +55,16 @@ class Membership:
     """Keeps the tables of members and clients true."""
 
     def __init__(
-        self, context: Context, intents: Intents, on_heartbeat: OnHeartbeat, on_lost: OnLost
+        self,
+        context: Context,
+        intents: Intents,
+        keys: KeyHandout,
+        on_heartbeat: OnHeartbeat,
+        on_lost: OnLost,
     ) -> None:
         self._context = context
         self._intents = intents
+        self._keys = keys
         self._on_heartbeat = on_heartbeat
         self._on_lost = on_lost
         self._last_tick_at: float | None = None
@@ -120,6 +127,8 @@ class Membership:
                 return
             member.fleet, member.is_foreign = "", False
         self._intents.heard(member, heartbeat)
+        if member.state == "live":  # its first heartbeat was sent before it could know
+            self._keys.heard(member, heartbeat)
         has_changed = (
             member.version != heartbeat.version
             or member.heartbeat.state != heartbeat.state
@@ -282,6 +291,9 @@ class Membership:
         if hello.store is not None:
             note_record(context, hello.store)
         self._welcome(peer, hello, [], now)
+        welcomed = joined or known
+        if welcomed is not None:
+            self._keys.tell(welcomed)
         if joined is not None:
             self._intents.joined(joined, now)
         elif known is not None:

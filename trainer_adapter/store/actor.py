@@ -11,7 +11,7 @@ from rolloutbus.bus.actor.effects import Connect, Send, Stop
 from rolloutbus.bus.actor.loop import Actor, Clock, one_by_one
 from rolloutbus.bus.actor.process import warn
 from rolloutbus.bus.membership.core import MemberCore, MemberIdentity, Vitals
-from rolloutbus.bus.membership.deliveries import Execute, Heed, MemberEffect
+from rolloutbus.bus.membership.deliveries import Execute, Heed, LetIn, MemberEffect
 from rolloutbus.bus.security.principals import BULK_KINDS_OF, Principal
 from rolloutbus.bus.security.zmq_curve import dialer_of
 from rolloutbus.bus.security.zmq_guard import Doorway, guard_of
@@ -71,7 +71,7 @@ class StoreActor:
         self._link: DealerPort | None = None
         self._patience = Patience(settings.router, "a store")
         self._dialer = dialer_of(settings.security)
-        self._guard = guard_of(settings.security)
+        self._guard = guard_of(settings.security, is_member=True)
         self._actor = Actor(
             one_by_one(self._carry_out),
             clock=clock,
@@ -188,6 +188,9 @@ class StoreActor:
                 self._effects.run(self._core.heed(intent))
             case Stop(reason):
                 self._actor.stop(reason)
+            case LetIn(principals):
+                if self._guard is not None:
+                    self._guard.hand_over(principals)
             case _:
                 # Work taken away goes on: it is short, harmless, and its answer is dropped.
                 pass

@@ -10,6 +10,7 @@ import msgspec
 from rolloutbus.bus.wire.durations import Durations, DurationsByName
 from rolloutbus.bus.wire.limits import (
     MAX_MEMBERS,
+    MAX_PRINCIPALS,
     AttemptList,
     BacklogRows,
     Claims,
@@ -22,6 +23,8 @@ from rolloutbus.bus.wire.limits import (
     KindNames,
     MarkNews,
     Natural,
+    Patterns,
+    Priority,
     Rids,
     RouterEpoch,
     Sentence,
@@ -145,6 +148,42 @@ def served_by(hello: Hello) -> list[str]:
     return [endpoint for endpoint in served if endpoint]
 
 
+class AllowedKey(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """One key of the allow-list, and its rights; see `bus.security.principals.Principal`."""
+
+    key: Short
+    name: Short
+    role: Short
+    actors: Patterns = msgspec.field(default_factory=list[str])
+    sessions: Patterns = msgspec.field(default_factory=list[str])
+    priorities: tuple[Priority, Priority] = (0, 0)
+
+
+AllowedKeys = Annotated[list[AllowedKey], msgspec.Meta(max_length=MAX_PRINCIPALS)]
+
+
+class HandedKeys(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Router to member: the allow-list, the whole of it, after the welcome and at each change."""
+
+    stamp: Short
+    """Digest of the list; members repeat it in their heartbeats."""
+    keys: AllowedKeys
+
+
+class Enrol(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Who holds an invitation asks the router to let a key of theirs in."""
+
+    key: Short
+    """Public key, 64 hexadecimal digits."""
+
+
+class Enrolled(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The key stands in the allow-list."""
+
+    name: Short
+    role: Short
+
+
 class Member(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """One worker as the router sees it."""
 
@@ -250,6 +289,8 @@ class Heartbeat(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_de
     """What it has measured since then; absent: nothing of this name."""
     gauges: Gauges = msgspec.field(default_factory=dict[str, float])
     """Figures of the moment, of a store."""
+    keys: Short = ""
+    """Stamp of the allow-list that the router handed over this connection; empty: none yet."""
 
 
 class ClientHeartbeat(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
