@@ -72,9 +72,9 @@ def enrolled(listed: KeyList, invite_key: str, key: str, now_s: float) -> KeyLis
     invite = next((each for each in listed.invites if each.key == invite_key), None)
     if invite is None:
         raise _refused("invite_unknown", "this invitation was withdrawn: ask for another one")
-    if invite.used_by == key:
-        return listed  # the answer was lost, and it asks again
     if invite.used_by:
+        if invite.used_by == key:
+            return listed  # the answer was lost, and it asks again
         why = (
             f"this invitation was used before, by the key {invite.used_by}; if that is none of "
             f"yours, have it revoked (`rolloutbus keys revoke {invite.used_by}`)"

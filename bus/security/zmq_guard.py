@@ -303,6 +303,9 @@ class SocketGuard:
 
     def _answer(self, question: Sequence[bytes]) -> list[bytes]:
         reply = answer(question, self._principals, self._also)
+        if not user_in(reply) and knocker(question) is not None:
+            self.refresh()  # it may have been let in, or invited, a moment ago
+            reply = answer(question, self._principals, self._also)
         if not user_in(reply):
             self.n_refused += 1
             self._complain(question)

@@ -168,6 +168,11 @@ class Subscription:
         events = int(zmq.EVENT_DISCONNECTED | zmq.EVENT_HANDSHAKE_SUCCEEDED) | _REFUSED
         self._monitor = Monitor(socket, events, self._hear_of_links)
 
+    @property
+    def n_unreached(self) -> int:
+        """Publishers that have not shaken hands yet, nor been reported as out of reach."""
+        return len(self._unreached)
+
     def connect(self, endpoint: str) -> None:
         """Listen to one more publisher."""
         address = endpoint

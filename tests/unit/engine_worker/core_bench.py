@@ -92,10 +92,10 @@ LONG = SamplingParams(max_new_tokens=100)
 class Bench:
     """A worker core between a scripted router and a scripted engine host."""
 
-    def __init__(self) -> None:
+    def __init__(self, settings: WorkerSettings | None = None) -> None:
         self.clock = ManualClock()
         self.core = WorkerCore(
-            WorkerSettings("w0", "ipc:///r"), "b0" * 16, "ipc:///s", 1, random.Random(3)
+            settings or WorkerSettings("w0", "ipc:///r"), "b0" * 16, "ipc:///s", 1, random.Random(3)
         )
         self.said = Said(self.core.start(self.now))
         self.steps = 0
