@@ -19,7 +19,7 @@ from rolloutbus.bus.security.key_files import (
 from rolloutbus.bus.security.keys import SecuritySettings
 from rolloutbus.bus.security.principals import Principal
 from rolloutbus.bus.security.zmq_curve import Dialer, new_key_pair, pair_of_secret
-from rolloutbus.bus.transport.endpoints import require_reachable, split_key
+from rolloutbus.bus.transport.endpoints import is_wildcard, require_reachable, split_key
 from rolloutbus.bus.transport.ports import LinkFailure, sentence_of
 from rolloutbus.bus.transport.zmq_ports import DealerPort
 from rolloutbus.bus.wire.codec import pack, unpack
@@ -70,6 +70,11 @@ def new_invitation(
         raise SettingsError(
             f"where does the router listen? Start it, with its key beside {allow_list}, or say "
             "--address tcp://HOST:PORT"
+        )
+    if is_wildcard(token.address):
+        raise SettingsError(
+            f"the router listens at {token.address}, every interface of its host: say with "
+            "--address tcp://HOST:PORT where the new host reaches it"
         )
     its_key = token.router_key.hex()
     require_reachable(token.address, SecuritySettings(key_file="later", server_keys=[its_key]))

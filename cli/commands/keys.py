@@ -9,7 +9,7 @@ from typing import Annotated
 import msgspec
 import typer
 
-from rolloutbus.bus.security.invites import KeyList, with_invite
+from rolloutbus.bus.security.invites import KeyList, read_token, with_invite
 from rolloutbus.bus.security.key_files import (
     edit_allow_list,
     edit_key_list,
@@ -21,6 +21,7 @@ from rolloutbus.bus.security.key_files import (
 from rolloutbus.bus.security.keys import check_public_key, is_public_key
 from rolloutbus.bus.security.principals import Principal, Role
 from rolloutbus.bus.security.zmq_curve import new_key_pair
+from rolloutbus.bus.transport.endpoints import is_local
 from rolloutbus.bus.wire.errors import PeerLost, SettingsError
 from rolloutbus.cli.options import AsJson, Deadline, example, not_empty
 from rolloutbus.cli.terminal import ExitStatus, Unreachable, checked, fail, print_json, run
@@ -165,6 +166,11 @@ def invite(
             address,
         )
         edit_key_list(allow_list, lambda listed: with_invite(listed, invitation))
+        if is_local(read_token(token).address):
+            sys.stderr.write(
+                "warning: the router listens for this host only, so no other one can join; its "
+                "--address, or --frontend and --backend, must name an address on the network\n"
+            )
         return token
 
     _say(checked(made))

@@ -12,6 +12,7 @@ from tests.integration.hosts import CLI, Host, hosts
 pytestmark = [pytest.mark.integration, pytest.mark.asyncio(loop_scope="module")]
 
 N_TOKENS = 12
+RELAY_PORT = 7781
 STEP_S = "step_s=0.03"
 ENGINE = ("--engine", "fake", "-o", STEP_S)
 LIST = ("-l", "keys/allow.json")
@@ -27,6 +28,7 @@ async def far(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator["TwoHos
             token = await first.bus("keys", "invite", "host-b", "--role", "worker", *LIST)
             await second.bus("keys", "join", token, "--dir", "keys")
             worker = ("worker", "--name", "host-b", "--key", "keys/host-b.key", *ENGINE)
+            worker += ("--relay", f"tcp://{second.address}:{RELAY_PORT}")
             async with second.serving('"ready"', *worker):
                 yield TwoHosts(first, second, third, token)
 
@@ -44,7 +46,10 @@ async def report(far: TwoHosts) -> dict[str, Any]:
     """What a trainer on the third host has seen, whose key came after the worker had started."""
     token = await far.first.bus("keys", "invite", "trainer", "--role", "trainer", *LIST)
     await far.third.bus("keys", "join", token, "--dir", "keys")
-    return await far.third.reports("tests.integration.far_trainer", "keys/trainer.key", "host-b")
+    relay = f"tcp://{far.second.address}:{RELAY_PORT}"
+    return await far.third.reports(
+        "tests.integration.far_trainer", "keys/trainer.key", "host-b", relay
+    )
 
 
 async def test_six_commands_make_a_fleet_of_two_hosts_and_a_trainer(
