@@ -113,7 +113,13 @@ KeyFile = Annotated[
     str, typer.Option("--key", metavar="FILE", help="This actor's key pair; see `keys new`.")
 ]
 AllowFile = Annotated[
-    str, typer.Option("--allow-list", metavar="FILE", help="Who may connect; see `keys allow`.")
+    str,
+    typer.Option(
+        "--allow-list",
+        metavar="FILE",
+        help="Who may connect; see `keys allow`. A worker or store needs none: the router hands it "
+        "its own.",
+    ),
 ]
 Deadline = Annotated[float, typer.Option("--deadline", min=0.001, help="Seconds from now.")]
 DeadLetters = Annotated[

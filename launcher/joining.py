@@ -2,6 +2,7 @@
 
 import asyncio
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -31,6 +32,10 @@ from rolloutbus.launcher.plan import private_dir
 
 ROUTER_PUB = "router.pub"
 RETRY_S = 0.25
+
+
+class _Busy(Refused):
+    """Another process edits the router's allow-list: asked again, it answers."""
 
 
 def new_invitation(
@@ -168,8 +173,9 @@ async def _enrol(token: Token, key: str, deadline_s: float) -> Enrolled:
         async with asyncio.timeout(deadline_s):
             while True:
                 answer, failure = await _ask_once(token.address, dialer, key)
-                if answer is not None:
-                    return _enrolled_in(answer)
+                with suppress(_Busy):
+                    if answer is not None:
+                        return _enrolled_in(answer)
                 if failure == "unknown-key":
                     why = "the router does not know this invitation: ask for another one"
                     raise Refused(Problem("invite_unknown", why, "not_started"))
@@ -200,7 +206,7 @@ async def _ask_once(address: str, dialer: Dialer, key: str) -> tuple[Entry | Non
 def _enrolled_in(answer: Entry) -> Enrolled:
     body = unpack(answer)
     if isinstance(body, Problem):
-        raise Refused(body)
+        raise _Busy(body) if body.code == "busy" else Refused(body)
     if not isinstance(body, Enrolled):
         raise RemoteProtocolError(f"enrol was answered with {answer.kind[:32]!r}")
     return body

@@ -17,6 +17,10 @@ from rolloutbus.bus.wire.errors import Refused, RemoteProtocolError, SettingsErr
 from rolloutbus.bus.wire.messages.endings import Problem
 from rolloutbus.bus.wire.messages.membership import Enrol, Enrolled
 
+TELL_AGAIN_S = 10.0
+MAX_TOLD = 1000
+"""Refusals that are remembered for it."""
+
 
 class Enrolment:
     """Answers newcomers."""
@@ -40,6 +44,8 @@ class Enrolment:
         self._on_changed = on_changed
         self._tell = tell
         self._now = now
+        self._tell_again_at: dict[str, float] = {}
+        """Refusal -> when its operator is told of it again."""
 
     def answer(self, newcomer: Principal, entries: Sequence[Entry], host: str) -> list[Entry]:
         """The answers to what a newcomer says.
@@ -61,14 +67,26 @@ class Enrolment:
         except RemoteProtocolError as error:
             return _refusal(entry, Problem("bad_request", str(error), "not_started"))
         except Refused as refused:
-            self._tell(f"{who}: refused: {refused}")
+            self._tell_of_refusal(f"{who}: refused: {refused}")
             return _refusal(entry, refused.problem)
+        except BlockingIOError:
+            why = "another process edits the allow-list; try again"
+            return _refusal(entry, Problem("busy", why, "not_started"))
         except SettingsError as error:
-            self._tell(f"{who}: {error}")
+            self._tell_of_refusal(f"{who}: {error}")
             why = "the router cannot write its allow-list; its log says why"
             return _refusal(entry, Problem("enrolment_failed", why, "not_started"))
         self._tell(f"{who}: the {admitted.role}'s key {admitted.key} is let in")
         return Entry("enrolled", entry.rid, body=pack(Enrolled(admitted.name, admitted.role)))
+
+    def _tell_of_refusal(self, sentence: str) -> None:
+        """The same one not more often than every TELL_AGAIN_S: tries cost a newcomer nothing."""
+        now_s = self._now()
+        if now_s >= self._tell_again_at.get(sentence, 0.0):
+            if len(self._tell_again_at) >= MAX_TOLD:
+                self._tell_again_at.clear()
+            self._tell_again_at[sentence] = now_s + TELL_AGAIN_S
+            self._tell(sentence)
 
     def _enrol(self, invite_key: str, key: str) -> Principal:
         now_s = self._now()
@@ -77,7 +95,8 @@ class Enrolment:
             after = enrolled(listed, invite_key, key, now_s)
             return KeyList(after.principals, without_old(after.invites, now_s))
 
-        listed = edit_key_list(self._allow_list, edit)
+        # It blocks the router for some milliseconds, but for nobody who holds the file's lock.
+        listed = edit_key_list(self._allow_list, edit, waits=False)
         self._on_changed()
         # A key that was let in before may have been revoked since.
         for each in listed.principals:

@@ -18,6 +18,7 @@ import uvloop
 from rolloutbus.bus.actor.json_log import json_log_of
 from rolloutbus.bus.actor.resources import WATCH_S, ResourceWatch, provide_fds
 from rolloutbus.bus.wire.errors import BusError, SettingsError
+from rolloutbus.bus.wire.messages.membership import EXPLAINED
 
 _PR_SET_PDEATHSIG = 1
 
@@ -151,10 +152,10 @@ def complaint_in(log: Sequence[str]) -> str:
 def dismissed_exit(reason: str) -> ActorExit | None:
     """Exit status of a member whose hello the router refused, after saying why; None: it did not.
 
-    `reason` is that of its `Stop`; see `bus.membership.core.FOR_ITS_OPERATOR`.
+    `reason` is that of its `Stop`: the code, a colon and the message.
     """
     code, _, why = reason.partition(": ")
-    if code not in ("bad-hello", "protocol", "unreachable"):
+    if code not in EXPLAINED:
         return None
     complain(f"the router refuses it: {why}")
     return ActorExit.SETTINGS if code == "unreachable" else ActorExit.FAILED

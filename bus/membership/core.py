@@ -44,6 +44,7 @@ from rolloutbus.bus.wire.entry import AttemptKey, Entry, Epoch
 from rolloutbus.bus.wire.errors import RemoteProtocolError, SettingsError
 from rolloutbus.bus.wire.messages.endings import Accepted, Ack, Fenced, Problem
 from rolloutbus.bus.wire.messages.membership import (
+    EXPLAINED,
     Dismissed,
     Goodbye,
     HandedKeys,
@@ -57,8 +58,6 @@ from rolloutbus.bus.wire.messages.membership import (
     WorkerFacts,
 )
 
-FOR_ITS_OPERATOR = frozenset({"bad-hello", "protocol", "unreachable"})
-"""Codes of a dismissal whose message only the router knows; `Stop` has it after a colon."""
 HELLO_AGAIN_S = 0.25
 """Several `unknown-peer` for one burst of ours are answered with one hello."""
 
@@ -345,7 +344,7 @@ class MemberCore:
             return []
         self._move("stopped")
         self.deliveries.stop_all(now)
-        return [StopWork(code), Stop(f"{code}: {message}" if code in FOR_ITS_OPERATOR else code)]
+        return [StopWork(code), Stop(f"{code}: {message}" if code in EXPLAINED else code)]
 
     def _judge_lease(self, now: float) -> list[MemberEffect]:
         if self._state not in HOLDING or self._holder.is_held(now):

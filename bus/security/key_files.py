@@ -161,15 +161,12 @@ class AllowList:
         """
         self._path = Path(path)
         self._seen = self._stamp()
+        self._broken: tuple[int, int, int] | None = None
+        """Stamp of the file when it could not be used: it is not read again before it changes."""
         self.principals: Principals = _let_in(read_key_list(self._path))
         """Public key -> whose it is; those of invitations stand for newcomers."""
         self.problem = ""
         """Why the file as it is now is not used; then the last good one still holds."""
-
-    @property
-    def path(self) -> Path:
-        """Its file."""
-        return self._path
 
     def refresh(self) -> bool:
         """Look at the file; True if it says something new."""
@@ -178,11 +175,14 @@ class AllowList:
             if stamp == self._seen:
                 self.problem = ""
                 return False
+            if stamp == self._broken:
+                return False
+            self._broken = stamp
             principals = _let_in(read_key_list(self._path))
         except SettingsError as error:
             self.problem = str(error)
             return False
-        self._seen, self.problem = stamp, ""
+        self._seen, self._broken, self.problem = stamp, None, ""
         has_changed = principals != self.principals
         self.principals = principals
         return has_changed
@@ -222,15 +222,21 @@ def edit_allow_list(path: Path, edit: Callable[[list[Principal]], Sequence[Princ
     edit_key_list(path, edited)
 
 
-def edit_key_list(path: Path, edit: Callable[[KeyList], KeyList]) -> KeyList:
+def edit_key_list(path: Path, edit: Callable[[KeyList], KeyList], *, waits: bool = True) -> KeyList:
     """Change the file in one piece, made if needed: readers see the old list or the new one.
 
     What `edit` raises leaves it as it was.
+
+    Args:
+        path: the file.
+        edit: makes the new list of the old one.
+        waits: while another process edits it, which may be stopped.
 
     Returns:
         The new list.
 
     Raises:
+        BlockingIOError: another process edits it; only if this one does not wait.
         SettingsError: what comes out is no list that could be used; nothing has changed.
     """
     if not path.parent.is_dir():
@@ -240,11 +246,13 @@ def edit_key_list(path: Path, edit: Callable[[KeyList], KeyList]) -> KeyList:
     except OSError as error:
         raise SettingsError(f"cannot write {path}: {error.strerror}") from error
     try:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+        fcntl.flock(lock, fcntl.LOCK_EX if waits else fcntl.LOCK_EX | fcntl.LOCK_NB)
         edited = edit(read_key_list(path) if path.exists() else KeyList())
         _let_in(edited)
         _replace(path, msgspec.json.format(msgspec.json.encode(edited), indent=2) + b"\n")
         return edited
+    except BlockingIOError:
+        raise
     except OSError as error:
         raise SettingsError(f"cannot write {path}: {error.strerror}") from error
     finally:

@@ -1,6 +1,8 @@
 """A token becomes a key that is let in: once, in time, by its own router; and nobody else's."""
 
 import asyncio
+import fcntl
+import os
 import stat
 import time
 from collections.abc import AsyncIterator
@@ -200,3 +202,20 @@ async def test_a_list_that_cannot_be_written_lets_nobody_in_and_the_token_stays_
     assert (await join(token, tmp_path / "there", DEADLINE_S)).name == "ann"
     (invite,) = read_key_list(running.keys.allow_list).invites
     assert invite.used_by
+
+
+async def test_a_list_that_somebody_edits_is_waited_for_and_the_router_goes_on(
+    running: Running, tmp_path: Path
+) -> None:
+    token = running.invite("ann")
+    lock = os.open(running.keys.allow_list.with_name(".allow.json.lock"), os.O_RDWR)
+    fcntl.flock(lock, fcntl.LOCK_EX)
+    joining = asyncio.create_task(join(token, tmp_path / "there", DEADLINE_S))
+    running.keys.make_unlisted("bob")
+    with pytest.raises(PeerLost):  # the router answers others meanwhile: this key is unknown
+        await rolloutbus.connect(
+            running.router.endpoints[0], key_file=running.keys.file("bob")
+        ).open()
+    assert not joining.done()
+    os.close(lock)
+    assert (await joining).name == "ann"

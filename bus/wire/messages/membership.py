@@ -233,6 +233,10 @@ class Members(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     fleet: Short = ""
 
 
+EXPLAINED = frozenset({"bad-hello", "protocol", "unreachable"})
+"""Codes of a dismissal of which the operator of the one dismissed must read the message."""
+
+
 class Dismissed(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The router will not serve this connection (again)."""
 
