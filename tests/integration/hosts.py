@@ -30,12 +30,22 @@ _OWN_SHM = "mount -t tmpfs shm /dev/shm"
 class Host:
     """One of them."""
 
-    def __init__(self, namespace: str, address: str, home: Path) -> None:
+    def __init__(self, namespace: str, hub: str, address: str, home: Path) -> None:
+        """`hub`: the namespace of the bridge, whose port to this host has this one's name."""
+        self._namespace, self._hub = namespace, hub
         self.address = address
         self.home = home
         """Working directory of what runs there."""
         in_namespace = (IP, "netns", "exec", namespace)
         self._enter = (*in_namespace, "sh", "-c", f'{_OWN_SHM} && exec "$@"', "sh")
+
+    def cut(self) -> None:
+        """Cut it off from all others; nobody is told."""
+        _ip("-n", self._hub, "link", "set", self._namespace, "nomaster")
+
+    def mend(self) -> None:
+        """Undo `cut`."""
+        _ip("-n", self._hub, "link", "set", self._namespace, "master", "br0")
 
     async def start(self, *command: str) -> Process:
         """Start a command, its output in one pipe."""
@@ -76,7 +86,7 @@ class Host:
                     seen.append(line.decode())
             yield process
         finally:
-            await _end(process)
+            await ended(process)
 
     async def reports(self, module: str, *arguments: str) -> dict[str, Any]:
         """The JSON line that a program of the tests ends with."""
@@ -107,7 +117,7 @@ def hosts(n: int, directory: Path) -> Generator[list[Host]]:
         for index, name in enumerate(names):
             home = directory / name
             home.mkdir()
-            made.append(Host(name, f"{SUBNET}.{index + 1}", home))
+            made.append(Host(name, hub, f"{SUBNET}.{index + 1}", home))
         yield made
     finally:
         for name in (*names, hub):
@@ -127,7 +137,8 @@ def _ip(*arguments: str) -> None:
     subprocess.run([IP, *arguments], check=True, capture_output=True)
 
 
-async def _end(process: Process) -> None:
+async def ended(process: Process) -> None:
+    """End a process and what it has started, and wait."""
     if process.returncode is None:
         os.killpg(process.pid, signal.SIGTERM)
     try:
