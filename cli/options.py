@@ -141,7 +141,13 @@ KeyFile = Annotated[
 ]
 AllowFile = Annotated[
     str,
-    typer.Option("--allow-list", "-l", metavar="FILE", help="Who may connect; see `keys allow`."),
+    typer.Option(
+        "--allow-list",
+        "-l",
+        metavar="FILE",
+        help="Who may connect; see `keys allow`. A worker or store needs none: the router hands it "
+        "its own.",
+    ),
 ]
 Deadline = Annotated[
     float, typer.Option("--deadline", metavar="SECONDS", min=0.001, help="From now on.")

@@ -23,6 +23,7 @@ import msgspec
 import typer
 import uvloop
 
+from rolloutbus.bus.security.key_files import router_addresses_beside
 from rolloutbus.bus.wire.errors import BusError, PeerLost, ProcessFailed, SettingsError
 from rolloutbus.launcher.discovery import NoSuchFleet, find_fleet
 
@@ -129,7 +130,8 @@ def client_settings(address: str, key_file: str = "", name: str = "cli") -> "Cli
     """Settings of a client called `name`; a key gives it its own name.
 
     Args:
-        address: an endpoint, or a fleet's name; empty: the only fleet that runs here.
+        address: an endpoint, or a fleet's name; empty: the one of `router.json` beside your key,
+            or else the only fleet that runs here.
         key_file: your key; empty: the fleet's own one, if it is found by name.
         name: of the client.
 
@@ -140,6 +142,8 @@ def client_settings(address: str, key_file: str = "", name: str = "cli") -> "Cli
     from rolloutbus.trainer_adapter.client.client import settings_for  # noqa: PLC0415 - as in `connected`
 
     endpoint = address
+    if not address and key_file:
+        endpoint = address = router_addresses_beside(key_file).frontend
     if "://" not in address:
         if ":" in address:
             raise SettingsError(

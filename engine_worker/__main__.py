@@ -6,6 +6,7 @@ from rolloutbus.bus.actor.process import (
     ActorExit,
     announce_ready,
     complain,
+    dismissed_exit,
     on_stop_signal,
     run_actor,
     warn,
@@ -36,6 +37,8 @@ async def serve(settings: WorkerSettings) -> ActorExit:
             "not these; a process that starts anew takes this fleet's"
         )
         return ActorExit.FAILED
+    if (refused := dismissed_exit(reason)) is not None:
+        return refused
     return ActorExit.REPLACED if reason == "replaced" else ActorExit.STOPPED
 
 

@@ -23,6 +23,7 @@ from rolloutbus.bus.security.key_files import (
 from rolloutbus.bus.security.keys import KeyPair, SecuritySettings
 from rolloutbus.bus.security.principals import Principal, Role
 from rolloutbus.bus.security.zmq_curve import new_key_pair
+from rolloutbus.bus.transport.endpoints import bracketed, is_local, port_of, split_key
 from rolloutbus.bus.wire.errors import SettingsError
 from rolloutbus.engine_worker.engines.sglang.settings import first_gpu, named
 from rolloutbus.engine_worker.settings import WorkerSettings
@@ -220,14 +221,18 @@ class FleetPlan:
         """
         known = endpoints or {}
         settings = RouterSettings(
-            frontend=known.get("frontend") or self._settings.address or self._endpoint("frontend"),
-            backend=known.get("backend") or self._endpoint("backend"),
+            frontend=known.get("frontend")
+            or self._settings.address
+            or self._router_endpoint("frontend"),
+            backend=known.get("backend")
+            or self._settings.backend
+            or self._router_endpoint("backend"),
             leases=self._settings.lease,
             sessions_per_slot=self._settings.sessions_per_slot,
             expected_workers=dict.fromkeys(self.places, self._settings.policy),
             fleet=self._fleet,
             dead_letters=self._dead_letters(),
-            tap=(known.get("tap") or self._endpoint("tap")) if self._has_tap else "",
+            tap=(known.get("tap") or self._router_endpoint("tap")) if self._has_tap else "",
             security=self._security(ROUTER),
             exit_with_parent=True,
         )
@@ -260,7 +265,7 @@ class FleetPlan:
         settings = StoreSettings(
             router=backend,
             directory=str(ledger),
-            bulk=bulk or self._endpoint("bulk"),
+            bulk=bulk or self._member_endpoint("bulk"),
             disk=self._weights_dir,
             security=self._security(STORE),
             exit_with_parent=True,
@@ -317,7 +322,7 @@ class FleetPlan:
             name=name,
             router=backend,
             policy=self._settings.policy,
-            stream=self._endpoint(f"{name}.stream"),
+            stream=self._member_endpoint(f"{name}.stream"),
             weights_root=self._weights_dir,
             save_targets=absolute_targets(self._settings.save_targets),
             profile_dir=str(profile_dir and Path(profile_dir).absolute()),
@@ -377,9 +382,26 @@ class FleetPlan:
         # Beside the logs, and so left behind with them.
         return str(Path(given).absolute() if given else self._run_dir.logs / DEAD_LETTERS)
 
-    def _endpoint(self, name: str) -> str:
-        is_ipc = self._settings.transport == "ipc" and self._keys is None
-        return self._run_dir.ipc(name) if is_ipc else _ANY_PORT
+    def _router_endpoint(self, name: str) -> str:
+        """Where the router listens, on the host of `address` if that is beyond this machine."""
+        if self._is_ipc:
+            return self._run_dir.ipc(name)
+        address, _ = split_key(self._settings.address)
+        if not address or is_local(address):
+            return _ANY_PORT
+        host = bracketed(urlsplit(address).hostname or "")
+        port = port_of(address)
+        # Other hosts, and their firewalls, must know the one that their workers join at.
+        port = port + 1 if name == "backend" and port else 0
+        return f"tcp://{host}:{port}"
+
+    def _member_endpoint(self, name: str) -> str:
+        """Where a member listens; empty: on the interface that faces the router."""
+        return self._run_dir.ipc(name) if self._is_ipc else ""
+
+    @property
+    def _is_ipc(self) -> bool:
+        return self._settings.transport == "ipc" and self._keys is None
 
     def _security(self, name: str) -> SecuritySettings | None:
         return self._keys.security_of(name) if self._keys is not None else None

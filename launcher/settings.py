@@ -13,7 +13,7 @@ import msgspec
 
 from rolloutbus.bus.settings import LeaseSettings
 from rolloutbus.bus.strict_calls import nearest
-from rolloutbus.bus.transport.endpoints import is_local
+from rolloutbus.bus.transport.endpoints import is_local, is_wildcard
 from rolloutbus.bus.wire.errors import SettingsError
 from rolloutbus.engine_worker.engines.fake.settings import FakeSettings
 from rolloutbus.engine_worker.engines.sglang.settings import SglangSettings, named, tensor_parallel
@@ -59,6 +59,7 @@ class UpOptions(TypedDict, total=False):
     profile_dir: str | os.PathLike[str]
     transport: Transport
     address: str
+    backend: str
     run_dir: str | os.PathLike[str] | None
     keep_logs: bool
     dead_letters: str | os.PathLike[str]
@@ -114,6 +115,9 @@ class FleetSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
     """`ipc`: sockets in the run directory, for this user only; `tcp`: ports of the loopback."""
     address: str = ""
     """Where clients connect; empty: chosen by the transport."""
+    backend: str = ""
+    """Where workers and the store connect, those of other hosts too; empty: the port after that of
+    `address` if that is beyond this machine, else chosen by the transport."""
     run_dir: str | os.PathLike[str] | None = None
     """An empty or new directory for sockets and logs; None: a temporary one."""
     keep_logs: bool = False
@@ -155,8 +159,14 @@ class FleetSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
         for value, kind in ((self.engine, EngineKind), (self.transport, Transport)):
             if value not in get_args(kind):
                 raise SettingsError(f"{value!r} is not one of {', '.join(get_args(kind))}")
-        if self.address and self.secure is None and not is_local(self.address):
-            raise SettingsError(f"{self.address} is beyond this machine: say secure (--secure DIR)")
+        for endpoint in filter(None, (self.address, self.backend)):
+            if self.secure is None and not is_local(endpoint):
+                raise SettingsError(f"{endpoint} is beyond this machine: say secure (--secure DIR)")
+            if is_wildcard(endpoint):
+                raise SettingsError(
+                    f"{endpoint}: workers and clients connect to this address: name one of an "
+                    "interface of this host"
+                )
         if self.http is not None:
             if not 0 <= self.http <= MAX_PORT:
                 raise SettingsError(f"http: {self.http} is no port; one is from 0 to {MAX_PORT}")

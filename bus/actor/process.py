@@ -19,6 +19,7 @@ from rolloutbus.bus.actor.json_log import json_log_of
 from rolloutbus.bus.actor.resources import WATCH_S, ResourceWatch, provide_fds
 from rolloutbus.bus.actor.variables import PROGRESS, choice_of
 from rolloutbus.bus.wire.errors import BusError, SettingsError
+from rolloutbus.bus.wire.messages.membership import EXPLAINED
 
 _PR_SET_PDEATHSIG = 1
 
@@ -173,6 +174,18 @@ def complaint_in(log: Sequence[str]) -> str:
     """
     reasons = [line for line in log[-_LATE_LINES:] if line.startswith(_COMPLAINT)]
     return reasons[-1].removeprefix(_COMPLAINT) if reasons else ""
+
+
+def dismissed_exit(reason: str) -> ActorExit | None:
+    """Exit status of a member whose hello the router refused, after saying why; None: it did not.
+
+    `reason` is that of its `Stop`: the code, a colon and the message.
+    """
+    code, _, why = reason.partition(": ")
+    if code not in EXPLAINED:
+        return None
+    complain(f"the router refuses it: {why}")
+    return ActorExit.SETTINGS if code == "unreachable" else ActorExit.FAILED
 
 
 def on_stop_signal(

@@ -186,6 +186,10 @@ KINDS: dict[str, type[msgspec.Struct]] = {
     "goodbye": membership.Goodbye,
     "intent": membership.Intent,
     "rejected": membership.Rejected,
+    # who may come in
+    "allow_list": membership.HandedKeys,
+    "enrol": membership.Enrol,
+    "enrolled": membership.Enrolled,
     # what engines have cached
     "prefixes": membership.Prefixes,
     # delivery

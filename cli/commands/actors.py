@@ -9,7 +9,7 @@ import msgspec
 import typer
 
 from rolloutbus.bus.actor.variables import PROGRESS
-from rolloutbus.bus.security.key_files import router_key_beside
+from rolloutbus.bus.security.key_files import router_addresses_beside, router_key_beside
 from rolloutbus.bus.security.keys import SecuritySettings
 from rolloutbus.cli.options import (
     ANY_MORE,
@@ -27,6 +27,7 @@ from rolloutbus.cli.options import (
     TensorParallel,
     WeightsRoot,
     example,
+    not_empty,
     parse_save_targets,
 )
 from rolloutbus.cli.options import engine_options as told_options
@@ -53,7 +54,15 @@ runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
 """Runs a module as `python -m` does; Ctrl-C while it is imported ends it without a traceback."""
 
 Router = Annotated[
-    str, typer.Option("--router", "-r", metavar="ENDPOINT", help="The router's backend.")
+    str,
+    typer.Option(
+        "--router",
+        "-r",
+        metavar="ENDPOINT",
+        callback=not_empty,
+        help="The router's backend. Default: that of router.json beside --key, which `keys join` "
+        f"and a router leave there; or else {BACKEND}.",
+    ),
 ]
 RelayEndpoint = Annotated[
     str,
@@ -62,6 +71,16 @@ RelayEndpoint = Annotated[
         metavar="ENDPOINT",
         help="Where other workers pull weights from this one. Default: beside --stream if that "
         "is beyond this machine, otherwise nowhere.",
+    ),
+]
+
+Advertise = Annotated[
+    str,
+    typer.Option(
+        metavar="HOST",
+        callback=not_empty,
+        help="Name or address that others are told to connect to, with the ports that are listened "
+        "on: for networks that translate addresses. Default: the address that is listened on.",
     ),
 ]
 
@@ -118,10 +137,16 @@ def store(
     directory: Annotated[
         Path, typer.Option(help="Holds the durable record of versions; one store at a time.")
     ],
-    router: Router = BACKEND,
+    router: Router = "",
     bulk: Annotated[
-        str, typer.Option(metavar="ENDPOINT", help="Where weights are pulled from.")
-    ] = "tcp://127.0.0.1:0",
+        str,
+        typer.Option(
+            metavar="ENDPOINT",
+            help="Where weights are pulled from. Default: a free port of the interface that faces "
+            "the router.",
+        ),
+    ] = "",
+    advertise: Advertise = "",
     disk: Annotated[
         str,
         typer.Option(metavar="DIR", help="Also write every version to files below this directory."),
@@ -133,9 +158,10 @@ def store(
     """Run a weight store. Prints one JSON line with its endpoint when it is ready."""
     settings = checked(
         lambda: StoreSettings(
-            router=router,
+            router=_router(router, key),
             directory=str(directory.absolute()),
             bulk=bulk,
+            advertise=advertise,
             disk=_absolute(disk),
             security=_security(key, allow_list),
         )
@@ -153,16 +179,22 @@ def worker(
     *,
     name: Annotated[str, typer.Option(help="Unique in the fleet; kept over restarts.")],
     model: Annotated[str, typer.Option(metavar="PATH", help="A local model directory.")] = "",
-    router: Router = BACKEND,
+    router: Router = "",
     engine: Annotated[EngineKind, typer.Option(help="The engine that samples.")] = "transformers",
     engine_option: EngineOptions = None,
     tp: TensorParallel = 1,
     text: KeepText = False,
     policy: Annotated[str, typer.Option(help="Whose weights it serves.")] = "default",
     stream: Annotated[
-        str, typer.Option(metavar="ENDPOINT", help="Where tokens are published.")
-    ] = "tcp://127.0.0.1:0",
+        str,
+        typer.Option(
+            metavar="ENDPOINT",
+            help="Where tokens are published. Default: a free port of the interface that faces "
+            "the router.",
+        ),
+    ] = "",
     relay: RelayEndpoint = "",
+    advertise: Advertise = "",
     weights_root: WeightsRoot = "",
     save_target: SaveTargets = None,
     profile_dir: ProfileDir = "",
@@ -187,10 +219,11 @@ def worker(
         alone = FleetSettings(model=model, workers=1, engine=engine, engine_options=own_options)
         return WorkerSettings(
             name=name,
-            router=router,
+            router=_router(router, key),
             policy=policy,
             stream=stream,
             relay=relay,
+            advertise=advertise,
             weights_root=_absolute(weights_root),
             save_targets=absolute_targets(save_targets),
             profile_dir=_absolute(profile_dir),
@@ -201,6 +234,11 @@ def worker(
         )
 
     _become("rolloutbus.engine_worker", checked(settings), quiet=quiet)
+
+
+def _router(router: str, key: str) -> str:
+    """The router's backend: as it was given, or as it is known beside the key."""
+    return router or (router_addresses_beside(key).backend if key else "") or BACKEND
 
 
 def _security(key: str, allow_list: str) -> SecuritySettings | None:

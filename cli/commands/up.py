@@ -91,6 +91,14 @@ def up_command(
     profile_dir: ProfileDir = "",
     transport: Annotated[Transport, typer.Option(help="How the processes talk.")] = "ipc",
     address: OwnAddress = "",
+    backend: Annotated[
+        str,
+        typer.Option(
+            metavar="ENDPOINT",
+            help="Where workers connect, those of other hosts too. Default: a fresh one; if "
+            "--address is beyond this machine, the port after its own.",
+        ),
+    ] = "",
     run_dir: RunDir = "",
     keep_logs: Annotated[bool, typer.Option("--keep-logs", help="Leave the logs behind.")] = False,
     secure: KeysDir = "",
@@ -133,6 +141,7 @@ def up_command(
         profile_dir=profile_dir,
         transport=transport,
         address=address,
+        backend=backend,
         run_dir=run_dir or None,
         keep_logs=keep_logs,
         secure=secure or None,

@@ -12,7 +12,7 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from types import FrameType
 from typing import NoReturn, cast
 
@@ -23,9 +23,10 @@ from msgspec import Raw
 
 from rolloutbus.bus.actor.process import die_with_parent
 from rolloutbus.bus.actor.resources import keep_freed_memory
+from rolloutbus.bus.security.principals import Principals, principals_in
 from rolloutbus.bus.security.zmq_curve import dialer_of
 from rolloutbus.bus.weights.shm import host_id
-from rolloutbus.bus.wire.codec import pack, unpack
+from rolloutbus.bus.wire.codec import pack, unpack, unpack_as
 from rolloutbus.bus.wire.commands import RESULTS
 from rolloutbus.bus.wire.entry import Entry, RequestId
 from rolloutbus.bus.wire.errors import Refused
@@ -37,6 +38,7 @@ from rolloutbus.bus.wire.messages.host import (
     EngineReady,
     EngineStarting,
 )
+from rolloutbus.bus.wire.messages.membership import HandedKeys
 from rolloutbus.bus.wire.outgoing import sealed
 from rolloutbus.engine_worker.engine import Engine, EngineDied, Work
 from rolloutbus.engine_worker.engines.registry import build_engine
@@ -102,14 +104,21 @@ class EngineHost:
     """Translates between entries of the link and calls of the engine."""
 
     def __init__(
-        self, engine: Engine, commands: HostCommands, link: HostLink, steps: StepBuffer
+        self,
+        engine: Engine,
+        commands: HostCommands,
+        link: HostLink,
+        steps: StepBuffer,
+        on_keys: Callable[[Principals], None],
     ) -> None:
+        """`on_keys` hears who may connect to what this process binds."""
         self._engine = engine
         self._commands = commands
         self._link = link
         self._steps = steps
         self._tasks: asyncio.TaskGroup | None = None
         self._early: list[Entry] = []
+        self._on_keys = on_keys
 
     def receive(self, entries: list[Entry]) -> None:
         """Take entries from the actor; they are kept until the engine runs."""
@@ -141,6 +150,8 @@ class EngineHost:
             work = []
             if entry.kind == "abort":
                 self._abort(entry)
+            elif entry.kind == "allow_list":
+                self._on_keys(principals_in(unpack_as(HandedKeys, entry)))
             else:
                 tasks.create_task(self._command(entry))
         self._begin(work)
@@ -224,13 +235,16 @@ async def _serve(end: socket.socket, settings: WorkerSettings) -> int:
         engine = await asyncio.to_thread(
             build_engine, settings.engine, settings.engine_options, steps.sink, told
         )
-        async with open_relay(settings.relay_endpoint, settings.security) as relay:
+        listening = open_relay(
+            settings.relay_endpoint, settings.security, advertise=settings.advertise
+        )
+        async with listening as relay:
             dialer = dialer_of(settings.security)
             commands = HostCommands(
                 *(engine, settings.host.pull_timeout_s, dialer, relay),
                 *(OperatorPaths.of(settings), settings.policy),
             )
-            host = EngineHost(engine, commands, link, steps)
+            host = EngineHost(engine, commands, link, steps, relay.hand_over)
             link.hand_over(host.receive)
             host.receive(early)
             link.send(Entry("engine_ready", body=pack(_ready(engine, commands, relay))))

@@ -8,13 +8,18 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import msgspec
+
 from rolloutbus.bus.actor.effects import Connect, Publish, Send, Stop
 from rolloutbus.bus.actor.loop import Actor, BootClock, one_by_one
 from rolloutbus.bus.actor.process import tell_progress, warn
 from rolloutbus.bus.actor.tracing import tracer_of
-from rolloutbus.bus.membership.deliveries import Heed
+from rolloutbus.bus.membership.deliveries import Heed, LetIn
+from rolloutbus.bus.security.principals import Principals
 from rolloutbus.bus.security.zmq_curve import dialer_of
 from rolloutbus.bus.security.zmq_guard import Doorway, guard_of
+from rolloutbus.bus.transport.endpoints import advertised
+from rolloutbus.bus.transport.interfaces import facing
 from rolloutbus.bus.transport.ports import LAST_WORDS_MS, Patience
 from rolloutbus.bus.transport.zmq_ports import DealerPort
 from rolloutbus.bus.transport.zmq_topics import PubPort
@@ -41,25 +46,30 @@ class WorkerActor:
     def __init__(
         self, settings: WorkerSettings, on_joined: Callable[[str], None] | None = None
     ) -> None:
+        if not settings.stream:
+            settings = msgspec.structs.replace(settings, stream=facing(settings.router))
         self._settings = settings
         self._on_joined = on_joined
         """Called once, with the stream endpoint, when the router has given the first lease."""
         self._clock = BootClock()
         self._dialer = dialer_of(settings.security)
-        self._guard = guard_of(settings.security)
+        self._guard = guard_of(settings.security, is_member=True)
         doorway = None if self._guard is None else Doorway(self._guard, "stream")
         is_unsafe = settings.security is not None and settings.security.unsafe_no_auth
         self._publisher = PubPort(settings.stream, doorway, is_unsafe=is_unsafe)
+        self._stream = advertised(self._publisher.endpoint, settings.advertise)
         self._router: DealerPort | None = None
         self._patience = Patience(settings.router, "a worker")
         self._host: HostProcess | None = None
         self._hosts: asyncio.TaskGroup | None = None
         self._is_draining = False
         self._is_closing = False
+        self._allow_list: Entry | None = None
+        """What the router has handed over, for each engine host."""
         self.core = WorkerCore(
             settings,
             secrets.token_hex(16),
-            self._publisher.endpoint,
+            self._stream,
             os.getpid(),
             random.SystemRandom(),
             clock_ms=lambda: time.time_ns() // 1_000_000,
@@ -142,9 +152,18 @@ class WorkerActor:
                 tell_progress(doing)
             case Stop(reason):
                 self._actor.stop(reason)
+            case LetIn(principals, body):
+                self._let_in(principals, Entry("allow_list", body=body))
             case Heed(intent, former_fleet):
                 if former_fleet:
                     warn(f"this is fleet {intent.fleet}; before it was fleet {former_fleet}")
+
+    def _let_in(self, principals: Principals, entry: Entry) -> None:
+        self._allow_list = entry
+        if self._guard is not None:
+            self._guard.hand_over(principals)
+        if self._host is not None:
+            self._host.send(entry)
 
     def _connect(self) -> None:
         if self._router is not None:
@@ -172,7 +191,7 @@ class WorkerActor:
         if self.core.member.state == "leased":
             self._patience.joined()
         if self._on_joined is not None and self.core.member.state == "leased":
-            self._on_joined(self._publisher.endpoint)
+            self._on_joined(self._stream)
             self._on_joined = None
 
     def _link_down(self) -> None:
@@ -196,6 +215,8 @@ class WorkerActor:
 
     async def _run_host(self) -> None:
         self._host = host = await HostProcess.start(self._settings, self._from_host)
+        if self._allow_list is not None:
+            host.send(self._allow_list)
         try:
             if self._is_closing:  # `_close` came too early to stop it
                 return

@@ -10,6 +10,7 @@ from rolloutbus.bus.backoff import Chance
 from rolloutbus.bus.membership.core import MemberCore, MemberIdentity, Vitals
 from rolloutbus.bus.membership.deliveries import Execute, MemberEffect, StopSilently, StopWork
 from rolloutbus.bus.membership.outbox import Outbox
+from rolloutbus.bus.transport.endpoints import is_out_of_reach, store_out_of_reach
 from rolloutbus.bus.wire.codec import unpack, unpack_result
 from rolloutbus.bus.wire.commands import ENDINGS, done_by
 from rolloutbus.bus.wire.entry import AttemptKey, Entry
@@ -25,6 +26,7 @@ from rolloutbus.bus.wire.messages.host import (
     Extras,
 )
 from rolloutbus.bus.wire.messages.membership import Prefixes, WorkerFacts
+from rolloutbus.bus.wire.messages.weights import PrepareUpdate
 from rolloutbus.engine_worker.prefixes import PrefixNews
 from rolloutbus.engine_worker.settings import WorkerSettings
 from rolloutbus.engine_worker.worker.controller import Controller, Ending, Outcomes, key_of, refused
@@ -357,6 +359,9 @@ class WorkerCore:
                 return self._end(repair_ending(entry, body, self._generation, self._outbox), now)
             case Shutdown():
                 return self._begin_shutdown(entry, body, now)
+            case PrepareUpdate(bulk=bulk) if is_out_of_reach(bulk, self._settings.router):
+                problem = Problem("no_store", store_out_of_reach(bulk), "not_started")
+                return self._end(refused(entry, problem), now)
             case _:
                 return self._apply(self._controller.submit(entry, body), now)
 

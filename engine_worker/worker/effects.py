@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from rolloutbus.bus.actor.effects import Connect, Publish, Send, Stop
-from rolloutbus.bus.membership.deliveries import Heed
+from rolloutbus.bus.membership.deliveries import Heed, LetIn
 from rolloutbus.bus.wire.entry import Entry
 
 
@@ -33,4 +33,6 @@ class TellProgress:
     doing: str
 
 
-WorkerEffect = Send | Publish | Connect | Stop | ToHost | StartHost | KillHost | Heed | TellProgress
+WorkerEffect = (
+    Send | Publish | Connect | Stop | ToHost | StartHost | KillHost | Heed | LetIn | TellProgress
+)

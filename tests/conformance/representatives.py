@@ -87,7 +87,7 @@ _EVENTS: dict[str, msgspec.Struct] = {
         boot=BOOT,
         epoch=EPOCH,
         router_epoch=3,
-        protocol=(1, 2),
+        protocol=(1, 3),
         worker=membership.WorkerFacts(
             *(POLICY, STREAM, 8, 4096, 32001, "transformers", ["generate", "pause"], [2], 4242),
             *("host-1", ["GPU-4f"], BULK, ["shm", "tcp"]),
@@ -127,12 +127,18 @@ _EVENTS: dict[str, msgspec.Struct] = {
         counters={"repairs": 3},
         durations={"first_token": DURATIONS},
         gauges={"held_bytes": 8192128.0},
+        keys=INSTANCE,
     ),
     "client_beat": membership.ClientHeartbeat(900),
     "lease": membership.Lease(3, INSTANCE, 900, is_behind=True),
     "goodbye": membership.Goodbye("engine_crashed"),
     "rejected": membership.Rejected(3, INSTANCE),
     "intent": INTENT,
+    "allow_list": membership.HandedKeys(
+        INSTANCE, [membership.AllowedKey("ab" * 32, "w", "worker", ["w-*"], ["s"], (-1, 2))]
+    ),
+    "enrol": membership.Enrol("ab" * 32),
+    "enrolled": membership.Enrolled("host-b", "worker"),
     "queued": endings.Queued([RID]),
     "accepted": endings.Accepted([(RID, ATTEMPT)]),
     "ack": endings.Ack([(RID, ATTEMPT)], [RID]),

@@ -283,7 +283,7 @@ def stand_in_release(tmp_path: Path) -> Callable[[str], dict[str, str]]:
 
 
 @pytest.mark.sampled(1)
-@pytest.mark.parametrize("spoken", [(1, 1), (2, 3)], ids=["before", "after"])
+@pytest.mark.parametrize("spoken", [(1, 2), (3, 4)], ids=["before", "after"])
 async def test_workers_are_exchanged_for_those_of_a_neighbouring_release(
     fleet: Fleet,
     client: RolloutClient,

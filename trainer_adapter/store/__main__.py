@@ -8,6 +8,7 @@ from rolloutbus.bus.actor.process import (
     ActorExit,
     announce_ready,
     complain,
+    dismissed_exit,
     on_stop_signal,
     run_actor,
     tell_progress,
@@ -37,6 +38,8 @@ async def serve(settings: StoreSettings) -> ActorExit:
     if reason == "other-fleet":
         complain("the router holds a fleet with another store's record; this one is not used")
         return ActorExit.FAILED
+    if (refused := dismissed_exit(reason)) is not None:
+        return refused
     return ActorExit.REPLACED if reason == "replaced" else ActorExit.STOPPED
 
 

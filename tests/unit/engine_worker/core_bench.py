@@ -92,9 +92,9 @@ LONG = SamplingParams(max_new_tokens=100)
 class Bench:
     """A worker core between a scripted router and a scripted engine host."""
 
-    def __init__(self, *, drain_s: float = 0.0) -> None:
+    def __init__(self, settings: WorkerSettings | None = None, *, drain_s: float = 0.0) -> None:
         self.clock = ManualClock()
-        settings = WorkerSettings("w0", "ipc:///r", drain_s=drain_s)
+        settings = settings or WorkerSettings("w0", "ipc:///r", drain_s=drain_s)
         self.core = WorkerCore(settings, "b0" * 16, "ipc:///s", 1, random.Random(3))
         self.said = Said(self.core.start(self.now))
         self.steps = 0

@@ -155,7 +155,7 @@ def test_hello_and_first_request_may_share_a_batch() -> None:
     assert len(client.take("lease")) == 1
 
 
-@pytest.mark.parametrize("protocol", [(3, 4), (0, 0), (2, 1)])
+@pytest.mark.parametrize("protocol", [(4, 5), (0, 0), (2, 1)])
 def test_protocol_that_is_not_spoken_is_dismissed(protocol: tuple[int, int]) -> None:
     bus = Bus()
     client = bus.client()
@@ -164,7 +164,7 @@ def test_protocol_that_is_not_spoken_is_dismissed(protocol: tuple[int, int]) -> 
     assert _dismissal(client) == "protocol"
 
 
-@pytest.mark.parametrize(("protocol", "chosen"), [((1, 1), 1), ((1, 3), 1), ((2, 3), 2)])
+@pytest.mark.parametrize(("protocol", "chosen"), [((1, 2), 1), ((1, 3), 1), ((3, 4), 3)])
 def test_the_releases_before_and_after_this_one_are_welcome(
     protocol: tuple[int, int], chosen: int
 ) -> None:
