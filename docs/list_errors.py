@@ -1,0 +1,82 @@
+"""Writes docs/reference/errors.md: each code, what a program catches, and what to do: `make docs`."""
+
+from http import HTTPStatus
+from pathlib import Path
+
+from rolloutbus.bus.wire import errors
+from rolloutbus.bus.wire.messages.endings import Problem
+from rolloutbus.bus.wire.problem_codes import CODES, LOCAL_CODES
+from rolloutbus.gateway.problems import STATUS_OF_CODE
+from rolloutbus.trainer_adapter.client.core.endings import error_of
+
+PAGE = Path(__file__).with_name("reference") / "errors.md"
+HEAD = """# Errors and what to do
+
+<!-- Made by `make docs` from bus/wire/problem_codes.py and bus/wire/errors.py: edit those. -->
+
+An error has a class, a **code** and an **outcome**. Branch on these, never on the text.
+
+```python
+from rolloutbus.errors import Refused, RequestError
+
+try:
+    rollout = await client.generate([1, 2, 3], sampling, versions="exact:99", deadline_s=1)
+except Refused as error:  # nothing was started: safe to ask again
+    print(error.code, error.field, error.retry_after_ms)
+except RequestError as error:
+    print(error.code, error.outcome)
+```
+
+| outcome | means |
+|---|---|
+| `not_started` | nothing ran: ask again, here or elsewhere |
+| `unknown` | it may have run: repeat only what may run twice |
+| `failed` | it ran and did not succeed |
+
+Clients repeat by themselves what time heals: a lost message, a worker or router that died, a worker that is not
+ready yet. What reaches your program is final for this request.
+
+## Codes
+
+"""
+TREE = """
+## Classes
+
+`rolloutbus.errors` has them. The line says what state the error leaves the world in.
+
+```text
+"""
+
+
+def page() -> str:
+    """The page as it is to be."""
+    tree = (errors.__doc__ or "").partition("\n\n")[2].partition("\n\nCallers")[0]
+    lines = [line.removeprefix("    ") for line in tree.splitlines()]
+    return HEAD + _codes() + _local() + TREE + "\n".join(lines) + "\n```\n"
+
+
+def _codes() -> str:
+    rows = ["| code | raised as | HTTP | meaning | what to do |\n|---|---|---|---|---|\n"]
+    for name, code in CODES.items():
+        raised = dict.fromkeys(
+            type(error_of(ending, Problem(name, "", code.outcomes[0]), "")).__name__
+            for ending in code.endings
+        )
+        status = STATUS_OF_CODE.get(name, HTTPStatus.INTERNAL_SERVER_ERROR)
+        kinds = ", ".join(f"`{each}`" for each in raised)
+        rows.append(
+            f"| <a id='{name}'></a>`{name}` | {kinds} | {status.value} | {code.meaning} | {code.advice} |\n"
+        )
+    return "".join(rows)
+
+
+def _local() -> str:
+    rows = [f"| `{name}` | {advice} |\n" for name, advice in LOCAL_CODES.items()]
+    return (
+        "\nTwo more codes never cross the bus: a client or a gateway makes them itself.\n\n"
+        "| code | what happened, what to do |\n|---|---|\n" + "".join(rows)
+    )
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page(), encoding="utf-8")

@@ -1,0 +1,201 @@
+"""What the pages show works: each block of Python, and each command, on one small live fleet."""
+
+import ast
+import asyncio
+import os
+import re
+import signal
+import sys
+from asyncio.subprocess import PIPE, STDOUT
+from collections.abc import AsyncIterator, Iterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from inspect import isawaitable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import pytest_asyncio
+
+import rolloutbus
+from rolloutbus import Fleet, SamplingParams
+from rolloutbus.examples.tiny_model import load_tiny_model
+from rolloutbus.launcher.plan import environment
+from rolloutbus.launcher.settings import UpOptions
+from tests.integration.live_fleet import DEADLINE_S
+from tests.integration.reciting_model import save_reciting_model
+from tests.page_snippets import PYTHON, Snippet, pages, snippets_of, words_of
+
+pytestmark = [
+    pytest.mark.integration,
+    pytest.mark.timeout(300),
+    pytest.mark.asyncio(loop_scope="module"),
+]
+
+FLEET: UpOptions = {
+    "workers": 2,
+    "engine_options": {"threads": 1, "slots": 8},
+    "tap": True,
+    "http": 0,
+}
+ADDRESS, GATEWAY = "tcp://127.0.0.1:7777", "http://127.0.0.1:8000"
+"""Those of the reader's fleet, on every page."""
+ANOTHER_FLEET = "rolloutbus.up("
+SERVERS = ("up", "gateway", "record", "tail", "forward", "metrics", "top", "replay")
+"""Commands that go on until Ctrl-C, at least with some options."""
+WITH_FLEETS_OF_ITS_OWN = {"README.md", "docs/tutorial/index.md"}
+"""Pages whose fleets come up at each commit; those of other pages in `make nightly`."""
+OWN_TEST = {"docs/gateway.md"}
+"""Its curl lines: test_gateway_page.py."""
+STARTS_ITS_OWN = re.compile(r"^\$ rolloutbus (up|demo)\b", re.MULTILINE)
+
+
+def pages_with(languages: frozenset[str]) -> list[str]:
+    return [
+        page
+        for page in pages()
+        if any(each.language in languages and not each.not_run for each in snippets_of(page))
+    ]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def own_runtime_dir(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Commands find this module's fleet, and no other."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_RUNTIME_DIR", str(tmp_path_factory.mktemp("run")))
+        yield
+
+
+@pytest.fixture(scope="session")
+def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The reader's `./model`."""
+    directory = tmp_path_factory.mktemp("reader") / "model"
+    directory.mkdir()
+    save_reciting_model(directory)
+    return directory
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def client(fleet: Fleet) -> AsyncIterator[rolloutbus.RolloutClient]:
+    async with rolloutbus.connect(fleet.address, name="reader") as connected:
+        yield connected
+
+
+@pytest.mark.parametrize("page", pages_with(PYTHON))
+async def test_python_of_a_page_runs(
+    page: str,
+    fleet: Fleet,
+    client: rolloutbus.RolloutClient,
+    tiny_model: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    *,
+    is_exhaustive: bool,
+) -> None:
+    monkeypatch.chdir(tiny_model.parent)
+    names = what_a_reader_has(client, tiny_model)
+    brings_fleets_up = is_exhaustive or page in WITH_FLEETS_OF_ITS_OWN
+    for snippet in snippets_of(page):
+        if snippet.language not in (*PYTHON, "given") or snippet.not_run:
+            continue
+        if ANOTHER_FLEET in snippet.code and not brings_fleets_up:
+            compile(snippet.code, snippet.place, "exec", ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
+            continue
+        async with asyncio.timeout(DEADLINE_S):
+            await run_python(snippet, names, fleet)
+
+
+def what_a_reader_has(client: rolloutbus.RolloutClient, model: Path) -> dict[str, Any]:
+    """The names that every page may take for granted."""
+    return {
+        "rolloutbus": rolloutbus,
+        "SamplingParams": SamplingParams,
+        "asyncio": asyncio,
+        "client": client,
+        "publisher": rolloutbus.WeightPublisher(client),
+        "model": load_tiny_model(model),
+        "prompt": [1, 2, 3],
+        "prompts": [[1, 2, 3], [4, 5]],
+        "sampling": SamplingParams(max_new_tokens=4),
+    }
+
+
+async def run_python(snippet: Snippet, names: dict[str, Any], fleet: Fleet) -> None:
+    """Run a block on this fleet; in a thread of its own where it awaits nothing."""
+    assert fleet.http is not None
+    text = snippet.code.replace(ADDRESS, fleet.address).replace(GATEWAY, fleet.http)
+    at_its_line = "\n" * (snippet.line - 1) + text.replace("path/to/model", "./model")
+    code = compile(at_its_line, snippet.page, "exec", ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
+    if ast.parse(text) and code.co_flags & 0x80:  # CO_COROUTINE
+        begun = eval(code, names)  # noqa: S307 - the page's own code
+        assert isawaitable(begun)
+        await begun
+    else:
+        await asyncio.to_thread(eval, code, names)
+
+
+@pytest.mark.sampled(1)
+@pytest.mark.parametrize(
+    "page", [page for page in pages_with(frozenset({"console", "bash"})) if page not in OWN_TEST]
+)
+async def test_commands_of_a_page_do_what_they_say(
+    page: str, fleet: Fleet, tiny_model: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "model").symlink_to(tiny_model)
+    for snippet in snippets_of(page):
+        if snippet.commands and not snippet.not_run:
+            async with AsyncExitStack() as servers:
+                await type_in(snippet, fleet, tmp_path, servers)
+
+
+async def type_in(
+    snippet: Snippet, fleet: Fleet, directory: Path, servers: AsyncExitStack
+) -> None:
+    """Type a block's commands in this directory, one after the other."""
+    variables = dict(environment())
+    variables["PATH"] = f"{Path(sys.executable).parent}:{variables['PATH']}"
+    variables["XDG_RUNTIME_DIR"] = os.environ["XDG_RUNTIME_DIR"]
+    if STARTS_ITS_OWN.search(snippet.code):
+        variables["XDG_RUNTIME_DIR"] = str(directory)
+    exports = ""
+    for command in snippet.commands:
+        text = command.replace(ADDRESS, fleet.address).replace("--http 8000", "--http 0")
+        text = text.replace(GATEWAY, fleet.http or "")
+        if text.startswith(("export ", "cd ")):
+            exports += f"{text.partition('#')[0]}\n"
+            continue
+        words = words_of(text)
+        is_server = words[0] == "rolloutbus" and words[1] in SERVERS and "--once" not in words
+        where = f"{snippet.place}: {command}"
+        running = typed(f"{exports}{text}", where, directory, variables)
+        if is_server:
+            await servers.enter_async_context(running)
+        else:
+            async with running as process:
+                async with asyncio.timeout(DEADLINE_S):
+                    said, _ = await process.communicate()
+                assert process.returncode == 0, f"{where}\n{said.decode()}"
+
+
+@asynccontextmanager
+async def typed(
+    text: str, where: str, directory: Path, variables: dict[str, str]
+) -> AsyncIterator[asyncio.subprocess.Process]:
+    """A shell that runs it; what still runs at the end gets Ctrl-C, and takes it well."""
+    process = await asyncio.create_subprocess_exec(
+        *("bash", "-c", text),
+        cwd=directory,
+        env=variables,
+        stdout=PIPE,
+        stderr=STDOUT,
+        start_new_session=True,
+    )
+    try:
+        yield process
+        if process.returncode is None:
+            os.killpg(process.pid, signal.SIGINT)
+            async with asyncio.timeout(DEADLINE_S):
+                said, _ = await process.communicate()
+            assert process.returncode in (0, 130, -signal.SIGINT), f"{where}\n{said.decode()}"
+    finally:
+        if process.returncode is None:
+            os.killpg(process.pid, signal.SIGKILL)
+            await process.wait()
