@@ -77,19 +77,21 @@ def _row(option: Any) -> str:  # noqa: ANN401 - as above
     is_argument = not option.opts[0].startswith("-")
     names = [option.metavar or option.name.upper()] if is_argument else option.opts
     spelt = " ".join(f"`{each}`" for each in [*names, *option.secondary_opts])
-    value = "" if is_argument or option.is_flag else f"`{_value(option)}`"
+    value = "" if is_argument or option.is_flag else _value(option)
     return f"| {spelt} | {value} | {_default(option)} | {_prose(option.help)} |\n"
 
 
 def _value(option: Any) -> str:  # noqa: ANN401 - as above
     """What stands behind the option."""
-    if option.metavar:
-        return option.metavar.replace("|", "\\|")
     kind = option.type_descriptor.annotation
-    if get_origin(kind) is Literal:
-        return "\\|".join(str(each) for each in get_args(kind))
     plain = [each for each in get_args(kind) or (kind,) if each is not type(None)]
-    return plain[0].__name__.upper()
+    if option.metavar:
+        words = option.metavar.split("|")
+    elif get_origin(kind) is Literal:
+        words = [str(each) for each in plain]
+    else:
+        words = [plain[0].__name__.upper()]
+    return " or ".join(f"`{each}`" for each in words)
 
 
 def _default(option: Any) -> str:  # noqa: ANN401 - as above

@@ -67,9 +67,9 @@ def _table(struct: type[msgspec.Struct], without: tuple[str, ...] = ()) -> str:
     for field in msgspec.structs.fields(struct):
         if field.name in without:
             continue
-        kind = annotations[field.name].replace("|", "\\|")
+        kind = " or ".join(f"`{each}`" for each in annotations[field.name].split(" | "))
         rows.append(
-            f"| `{field.name}` | `{kind}` | {_default(field)} | {told.get(field.name, '')} |\n"
+            f"| `{field.name}` | {kind} | {_default(field)} | {told.get(field.name, '')} |\n"
         )
     return "".join(rows)
 

@@ -39,8 +39,7 @@ ready yet. What reaches your program is final for this request.
 ## Codes
 
 """
-TREE = """
-## Classes
+TREE = """## Classes
 
 `rolloutbus.errors` has them. The line says what state the error leaves the world in.
 
@@ -56,7 +55,7 @@ def page() -> str:
 
 
 def _codes() -> str:
-    rows = ["| code | raised as | HTTP | meaning | what to do |\n|---|---|---|---|---|\n"]
+    parts: list[str] = []
     for name, code in CODES.items():
         raised = dict.fromkeys(
             type(error_of(ending, Problem(name, "", code.outcomes[0]), "")).__name__
@@ -64,17 +63,17 @@ def _codes() -> str:
         )
         status = STATUS_OF_CODE.get(name, HTTPStatus.INTERNAL_SERVER_ERROR)
         kinds = ", ".join(f"`{each}`" for each in raised)
-        rows.append(
-            f"| <a id='{name}'></a>`{name}` | {kinds} | {status.value} | {code.meaning} | {code.advice} |\n"
+        parts.append(
+            f"### {name}\n\n{kinds}; outcome {', '.join(code.outcomes)}; HTTP {status.value}\n\n"
+            f"{code.meaning[0].upper()}{code.meaning[1:]}.\n\n**What to do:** {code.advice}\n\n"
         )
-    return "".join(rows)
+    return "".join(parts)
 
 
 def _local() -> str:
-    rows = [f"| `{name}` | {advice} |\n" for name, advice in LOCAL_CODES.items()]
-    return (
-        "\nTwo more codes never cross the bus: a client or a gateway makes them itself.\n\n"
-        "| code | what happened, what to do |\n|---|---|\n" + "".join(rows)
+    parts = [f"### {name}\n\n{advice}\n\n" for name, advice in LOCAL_CODES.items()]
+    return "## Codes that never cross the bus\n\nA client or a gateway makes them itself.\n\n" + (
+        "".join(parts)
     )
 
 

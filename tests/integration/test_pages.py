@@ -5,12 +5,14 @@ import asyncio
 import os
 import re
 import signal
+import socket
 import sys
 from asyncio.subprocess import PIPE, STDOUT
 from collections.abc import AsyncIterator, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from inspect import isawaitable
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import pytest
@@ -18,11 +20,10 @@ import pytest_asyncio
 
 import rolloutbus
 from rolloutbus import Fleet, SamplingParams
-from rolloutbus.examples.tiny_model import load_tiny_model
+from rolloutbus.examples.tiny_model import build_tiny_model, load_tiny_model
 from rolloutbus.launcher.plan import environment
 from rolloutbus.launcher.settings import UpOptions
 from tests.integration.live_fleet import DEADLINE_S
-from tests.integration.reciting_model import save_reciting_model
 from tests.page_snippets import PYTHON, Snippet, pages, snippets_of, words_of
 
 pytestmark = [
@@ -36,16 +37,20 @@ FLEET: UpOptions = {
     "engine_options": {"threads": 1, "slots": 8},
     "tap": True,
     "http": 0,
+    "http_options": {"default_max_tokens": 16},
 }
 ADDRESS, GATEWAY = "tcp://127.0.0.1:7777", "http://127.0.0.1:8000"
 """Those of the reader's fleet, on every page."""
 ANOTHER_FLEET = "rolloutbus.up("
-SERVERS = ("up", "gateway", "record", "tail", "forward", "metrics", "top", "replay")
-"""Commands that go on until Ctrl-C, at least with some options."""
-WITH_FLEETS_OF_ITS_OWN = {"README.md", "docs/tutorial/index.md"}
-"""Pages whose fleets come up at each commit; those of other pages in `make nightly`."""
-OWN_TEST = {"docs/gateway.md"}
-"""Its curl lines: test_gateway_page.py."""
+SERVERS = {
+    "up": b"Stop with Ctrl-C",
+    **dict.fromkeys(("gateway", "record", "forward", "metrics", "top", "replay", "tail"), b"\n"),
+}
+"""Commands that go on until Ctrl-C, at least with some options -> what they print once they run."""
+SHORTER = ("n_steps = 60", "n_steps = 2")
+"""Of the tutorial: what it says, and what is enough here."""
+CONSOLE = frozenset({"console", "bash"})
+"""Lines of curl are `sh`: test_gateway_page.py."""
 STARTS_ITS_OWN = re.compile(r"^\$ rolloutbus (up|demo)\b", re.MULTILINE)
 
 
@@ -69,8 +74,9 @@ def own_runtime_dir(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The reader's `./model`."""
     directory = tmp_path_factory.mktemp("reader") / "model"
-    directory.mkdir()
-    save_reciting_model(directory)
+    build_tiny_model(directory, seed=0)
+    template = "{% for m in messages %}{{ m['content'] }}{% endfor %}="
+    (directory / "chat_template.jinja").write_text(template, encoding="utf-8")
     return directory
 
 
@@ -87,20 +93,29 @@ async def test_python_of_a_page_runs(
     client: rolloutbus.RolloutClient,
     tiny_model: Path,
     monkeypatch: pytest.MonkeyPatch,
+    request: pytest.FixtureRequest,
     *,
     is_exhaustive: bool,
 ) -> None:
     monkeypatch.chdir(tiny_model.parent)
     names = what_a_reader_has(client, tiny_model)
-    brings_fleets_up = is_exhaustive or page in WITH_FLEETS_OF_ITS_OWN
+    # At commit time the blocks of one page, drawn from the seed, bring fleets of their own up.
+    drawn = Random(request.config.option.seed).choice(pages_with_fleets())
     for snippet in snippets_of(page):
         if snippet.language not in (*PYTHON, "given") or snippet.not_run:
             continue
-        if ANOTHER_FLEET in snippet.code and not brings_fleets_up:
-            compile(snippet.code, snippet.place, "exec", ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
+        if ANOTHER_FLEET in snippet.code and not is_exhaustive and page != drawn:
             continue
-        async with asyncio.timeout(DEADLINE_S):
+        async with asyncio.timeout(2 * DEADLINE_S):
             await run_python(snippet, names, fleet)
+
+
+def pages_with_fleets() -> list[str]:
+    return [
+        page
+        for page in pages_with(PYTHON)
+        if any(ANOTHER_FLEET in each.code and not each.not_run for each in snippets_of(page))
+    ]
 
 
 def what_a_reader_has(client: rolloutbus.RolloutClient, model: Path) -> dict[str, Any]:
@@ -120,8 +135,8 @@ def what_a_reader_has(client: rolloutbus.RolloutClient, model: Path) -> dict[str
 
 async def run_python(snippet: Snippet, names: dict[str, Any], fleet: Fleet) -> None:
     """Run a block on this fleet; in a thread of its own where it awaits nothing."""
-    assert fleet.http is not None
     text = snippet.code.replace(ADDRESS, fleet.address).replace(GATEWAY, fleet.http)
+    text = text.replace(*SHORTER)
     at_its_line = "\n" * (snippet.line - 1) + text.replace("path/to/model", "./model")
     code = compile(at_its_line, snippet.page, "exec", ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
     if ast.parse(text) and code.co_flags & 0x80:  # CO_COROUTINE
@@ -133,9 +148,7 @@ async def run_python(snippet: Snippet, names: dict[str, Any], fleet: Fleet) -> N
 
 
 @pytest.mark.sampled(1)
-@pytest.mark.parametrize(
-    "page", [page for page in pages_with(frozenset({"console", "bash"})) if page not in OWN_TEST]
-)
+@pytest.mark.parametrize("page", pages_with(CONSOLE))
 async def test_commands_of_a_page_do_what_they_say(
     page: str, fleet: Fleet, tiny_model: Path, tmp_path: Path
 ) -> None:
@@ -153,26 +166,43 @@ async def type_in(
     variables = dict(environment())
     variables["PATH"] = f"{Path(sys.executable).parent}:{variables['PATH']}"
     variables["XDG_RUNTIME_DIR"] = os.environ["XDG_RUNTIME_DIR"]
+    address, http = fleet.address, fleet.http
     if STARTS_ITS_OWN.search(snippet.code):
         variables["XDG_RUNTIME_DIR"] = str(directory)
+        address, http = f"tcp://127.0.0.1:{free_port()}", f"http://127.0.0.1:{free_port()}"
     exports = ""
     for command in snippet.commands:
-        text = command.replace(ADDRESS, fleet.address).replace("--http 8000", "--http 0")
-        text = text.replace(GATEWAY, fleet.http or "")
+        text = command.replace(ADDRESS, address).replace(GATEWAY, http)
+        text = text.replace("--http 8000", f"--http {http.rpartition(':')[2]}")
         if text.startswith(("export ", "cd ")):
             exports += f"{text.partition('#')[0]}\n"
             continue
         words = words_of(text)
-        is_server = words[0] == "rolloutbus" and words[1] in SERVERS and "--once" not in words
         where = f"{snippet.place}: {command}"
         running = typed(f"{exports}{text}", where, directory, variables)
-        if is_server:
-            await servers.enter_async_context(running)
+        if words[0] == "rolloutbus" and words[1] in SERVERS and "--once" not in words:
+            process = await servers.enter_async_context(running)
+            await has_said(SERVERS[words[1]], process, where)
         else:
-            async with running as process:
-                async with asyncio.timeout(DEADLINE_S):
-                    said, _ = await process.communicate()
-                assert process.returncode == 0, f"{where}\n{said.decode()}"
+            async with running as process, asyncio.timeout(DEADLINE_S):
+                await process.wait()
+
+
+async def has_said(words: bytes, process: asyncio.subprocess.Process, where: str) -> None:
+    """Wait for a line with these words."""
+    assert process.stdout is not None
+    said = b""
+    async with asyncio.timeout(DEADLINE_S):
+        while words not in said:
+            line = await process.stdout.readline()
+            said += line
+            assert line, f"{where}: it ended\n{said.decode()}"
+
+
+def free_port() -> int:
+    with socket.socket() as each:
+        each.bind(("127.0.0.1", 0))
+        return each.getsockname()[1]
 
 
 @asynccontextmanager
@@ -192,9 +222,9 @@ async def typed(
         yield process
         if process.returncode is None:
             os.killpg(process.pid, signal.SIGINT)
-            async with asyncio.timeout(DEADLINE_S):
-                said, _ = await process.communicate()
-            assert process.returncode in (0, 130, -signal.SIGINT), f"{where}\n{said.decode()}"
+        async with asyncio.timeout(DEADLINE_S):
+            said, _ = await process.communicate()
+        assert process.returncode in (0, 130, -signal.SIGINT), f"{where}\n{said.decode()}"
     finally:
         if process.returncode is None:
             os.killpg(process.pid, signal.SIGKILL)

@@ -1,0 +1,73 @@
+"""Blocks of code in the pages: what cannot run here says why, and commands are spelt as they are."""
+
+import re
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.main import get_group
+
+from rolloutbus.cli.app import app
+from tests.page_snippets import PYTHON, SHELL, Snippet, pages, snippets_of, words_of
+
+AT_MOST = {
+    "GPU": 6,
+    "framework": 13,
+    "hosts": 0,
+    "processes": 1,
+    "ranks": 1,
+    "terminal": 0,
+    "time": 5,
+}
+"""Why no test runs a block -> how many such blocks there are. Raise it only with a reason."""
+SNIPPETS = [each for page in pages() for each in snippets_of(page)]
+STANDS_FOR_MORE = re.compile(r"…|\bADDRESS\b|\bHOST\b|\bKEY\b")
+
+
+def test_each_block_says_its_language() -> None:
+    assert [each.place for each in SNIPPETS if not each.language] == []
+
+
+def test_blocks_that_are_not_run_say_why_and_are_few() -> None:
+    reasons = Counter(each.not_run.partition(":")[0] for each in SNIPPETS if each.not_run)
+
+    assert {reason: n for reason, n in reasons.items() if n > AT_MOST.get(reason, 0)} == {}
+    assert [each.place for each in SNIPPETS if each.not_run and ": " not in each.not_run] == []
+
+
+def test_python_is_python() -> None:
+    for each in SNIPPETS:
+        if each.language in PYTHON and not each.code.startswith(" "):
+            compile(each.code, each.place, "exec", flags=0x2000)  # PyCF_ALLOW_TOP_LEVEL_AWAIT
+
+
+@pytest.mark.parametrize(
+    "snippet", [each for each in SNIPPETS if each.language in SHELL], ids=lambda each: each.place
+)
+def test_commands_have_the_options_that_the_page_says(snippet: Snippet, tmp_path: Path) -> None:
+    """Also of those blocks that no test runs."""
+    for command in snippet.commands:
+        words = words_of(command)
+        if words[:1] == ["rolloutbus"]:
+            (tmp_path / "there").touch()
+            _check(words[1:])
+
+
+def _check(words: list[str]) -> None:
+    """Parse what is typed after `rolloutbus`; nothing is done."""
+    command: Any = get_group(app)
+    path = ["rolloutbus"]
+    while children := getattr(command, "commands", None) or hasattr(command, "get_command"):
+        del children
+        name, *words = words
+        command = command.get_command(None, name)
+        assert command is not None, f"{' '.join(path)} has no {name!r}"
+        path.append(name)
+    options = {
+        name for each in command.params for name in (*each.opts, *each.secondary_opts)
+    } | {"--help", "-h"}
+    for word in words:
+        name = word.partition("=")[0]
+        if name.startswith("-") and not name.startswith("--sglang.") and not name[1:].isdigit():
+            assert name in options, f"{' '.join(path)} has no {name}"
