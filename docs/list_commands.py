@@ -20,8 +20,8 @@ $ rolloutbus status
 $ rolloutbus generate --prompt-ids 1,2,3 --max-new-tokens 8
 ```
 
-Every command explains itself with `--help`. Commands find the only fleet of this machine by themselves;
-with several, name one: `--name exp-1`.
+Every command explains itself with `--help`. Commands find the only fleet of this machine by
+themselves; with several, name one: `--name exp-1`.
 
 """
 MEANINGS = {

@@ -4,6 +4,7 @@ import ast
 import inspect
 import textwrap
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -29,8 +30,8 @@ async with rolloutbus.up(model="./model", workers=1, engine_options=options) as 
     print(fleet.address)
 ```
 
-A name that an engine does not have, or a value that does not fit, is refused before anything starts.
-[Choose GPUs and slots](../howto/sizing.md) says which of these matter.
+A name that an engine does not have, or a value that does not fit, is refused before anything
+starts. [Choose GPUs and slots](../howto/sizing.md) says which of these matter.
 """
 SECTIONS: tuple[tuple[str, str, type[msgspec.Struct]], ...] = (
     (
@@ -40,8 +41,10 @@ SECTIONS: tuple[tuple[str, str, type[msgspec.Struct]], ...] = (
     ),
     (
         "sglang",
-        "For production. `--sglang.NAME VALUE` is any argument of SGLang's server; in Python "
-        '`engine_options={"arguments": {"NAME": VALUE}}`.',
+        (
+            "For production. `--sglang.NAME VALUE` is any argument of SGLang's server; in Python "
+            '`engine_options={"arguments": {"NAME": VALUE}}`.'
+        ),
         SglangSettings,
     ),
     ("fake", "For tests: tokens are a function of prompt, seed and version.", FakeSettings),
@@ -97,7 +100,7 @@ def _annotations(struct: type[msgspec.Struct]) -> Iterator[tuple[str, str]]:
 def _docstrings(struct: type[msgspec.Struct]) -> Iterator[tuple[str, str]]:
     """(field, the text below it) of each field that has one."""
     body = _body(struct)
-    for field, below in zip(body, body[1:], strict=False):
+    for field, below in pairwise(body):
         match field, below:
             case (
                 ast.AnnAssign(target=ast.Name(id=name)),

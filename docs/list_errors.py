@@ -1,4 +1,4 @@
-"""Writes docs/reference/errors.md: each code, what a program catches, and what to do: `make docs`."""
+"""Writes docs/reference/errors.md, each code with what to do about it: `make docs`."""
 
 from http import HTTPStatus
 from pathlib import Path
@@ -33,8 +33,8 @@ except RequestError as error:
 | `unknown` | it may have run: repeat only what may run twice |
 | `failed` | it ran and did not succeed |
 
-Clients repeat by themselves what time heals: a lost message, a worker or router that died, a worker that is not
-ready yet. What reaches your program is final for this request.
+Clients repeat by themselves what time heals: a lost message, a worker or router that died, a
+worker that is not ready yet. What reaches your program is final for this request.
 
 ## Codes
 

@@ -1,7 +1,7 @@
 """Writes tables of docs/protocol.md from where the code has them: `make docs`.
 
-These are the commands, the counters, the codes of errors, the limit of every field on the wire, from
-its type, and the times, from settings.
+These are the commands, the counters, the codes of errors, the limit of every field on the wire,
+from its type, and the times, from settings.
 """
 
 import re

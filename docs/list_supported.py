@@ -1,11 +1,11 @@
 """Writes docs/reference/supported.md from what the tests run with: `make docs`."""
 
+import importlib
 import re
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
-
-from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
+from typing import Any
 
 from rolloutbus.engine_worker.engines.sglang.upstream.hooks import TESTED
 
@@ -15,9 +15,14 @@ HEAD = """# Supported versions and models
 
 <!-- Made by `make docs` from requirements and tests: edit those. -->
 
-What is in these tables has tests. Other versions may work; `rolloutbus doctor --model ./model` says what this
-machine, the installed engine and a model can do, and why not.
+What is in these tables has tests. Other versions may work; `rolloutbus doctor --model ./model` says
+what this machine, the installed engine and a model can do, and why not.
 
+"""
+MODELS = """An architecture is listed if tests build a model of it, with random weights, and compare
+what the engine says with transformers itself. The transformers engine takes each causal language
+model of Hugging Face whose layers have full or sliding attention, from safetensors files. SGLang
+takes what SGLang takes.
 """
 PIN = re.compile(r"^([\w.-]+)==([\w.]+)", re.MULTILINE)
 CONFIG = re.compile(r"\b(\w+Config)\b")
@@ -40,14 +45,13 @@ FRAMEWORKS = {
 
 def page() -> str:
     """The page as it is to be."""
-    return (
-        f"{HEAD}## Engines and Python\n\n{_engines()}\n## Models\n\n"
-        "An architecture is listed if tests build a model of it, with random weights, and compare what the "
-        "engine says with transformers itself. The transformers engine takes each causal language model of "
-        "Hugging Face whose layers have full or sliding attention, from safetensors files. SGLang takes what "
-        f"SGLang takes.\n\n{_models()}\n## Trainer frameworks\n\n{_frameworks()}\n## HTTP clients, unmodified\n\n"
-        f"{_peers()}"
-    )
+    parts = {
+        "Engines and Python": _engines(),
+        "Models": f"{MODELS}\n{_models()}",
+        "Trainer frameworks": _frameworks(),
+        "HTTP clients, unmodified": _peers(),
+    }
+    return HEAD + "\n".join(f"## {title}\n\n{part}" for title, part in parts.items())
 
 
 def _engines() -> str:
@@ -55,13 +59,11 @@ def _engines() -> str:
     pythons = re.findall(r"Python :: (3\.\d+)", "\n".join(project["classifiers"]))
     pins = _pins(ROOT / "constraints.txt")
     sglang = project["optional-dependencies"]["sglang"][0].removeprefix("sglang")
-    ranges = dict(
-        re.findall(r"^(\w+)(.*)$", "\n".join(project["optional-dependencies"]["transformers"]), re.M)
-    )
+    needs = "\n".join(project["optional-dependencies"]["transformers"])
+    ranges = dict(re.findall(r"^(\w+)(.*)$", needs, re.MULTILINE))
     rows = ["| what | accepted | tested |\n|---|---|---|\n"]
     rows.append(f"| Python | {', '.join(pythons)} | the one that `make test` runs with |\n")
-    for name in ("torch", "transformers"):
-        rows.append(f"| {name} | {ranges[name]} | {pins[name]} |\n")
+    rows += [f"| {name} | {ranges[name]} | {pins[name]} |\n" for name in ("torch", "transformers")]
     for version in TESTED:
         beside = _pins(ROOT / "tests" / "sglang" / f"requirements-{version}.txt")
         rows.append(
@@ -86,7 +88,8 @@ def _models() -> str:
 
 def _configs(place: Path) -> Iterator[str]:
     """Configurations of transformers that the sources there name."""
-    known = set(CONFIG_MAPPING_NAMES.values())
+    untyped: Any = importlib.import_module("transformers.models.auto.configuration_auto")
+    known: set[str] = set(untyped.CONFIG_MAPPING_NAMES.values())
     for file in [place] if place.is_file() else sorted(place.rglob("*.py")):
         yield from known.intersection(CONFIG.findall(file.read_text(encoding="utf-8")))
 

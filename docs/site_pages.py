@@ -4,6 +4,7 @@ README.md is the home page. On a code host it and its links are read where they 
 there into docs/ loses that folder here; one to a source file, which the site has not, becomes text.
 """
 
+import importlib
 import posixpath
 import re
 from pathlib import Path
@@ -16,16 +17,18 @@ PAGES = {
     "CHANGELOG.md": "changelog.md",
 }
 """File of the repository -> page of the site."""
-LINK = re.compile(r"(?P<is_picture>!?)\[(?P<text>[^\]]*)\]\((?P<target>[^)#\s]*)(?P<anchor>#[^)\s]*)?\)")
+LINK = re.compile(
+    r"(?P<is_picture>!?)\[(?P<text>[^\]]*)\]\((?P<target>[^)#\s]*)(?P<anchor>#[^)\s]*)?\)"
+)
 
 
 def on_files(files: Any, config: Any) -> Any:  # noqa: ANN401 - mkdocs' own types are not installed where types are checked
     """Adds the pages."""
-    from mkdocs.structure.files import File  # noqa: PLC0415 - this module is also tested without mkdocs
-
+    # mkdocs is an optional dependency; the rest of this module is tested without it.
+    structure: Any = importlib.import_module("mkdocs.structure.files")
     for source, page in PAGES.items():
         text = with_links_of_site((ROOT / source).read_text(encoding="utf-8"), ".")
-        files.append(File.generated(config, page, content=text))
+        files.append(structure.File.generated(config, page, content=text))
     return files
 
 

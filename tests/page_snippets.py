@@ -8,11 +8,15 @@ a reader is taken to have, such as `prompts`, stands above a block in a comment 
     -->
 """
 
+import ast
+import asyncio
+import inspect
 import re
 import shlex
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 FENCE = re.compile(
@@ -82,9 +86,25 @@ def _found_in(page: str, text: str) -> Iterator[Snippet]:
 
 
 def words_of(command: str) -> list[str]:
-    """A command's words, without its comment, and without what a pipe or `>` makes of its output."""
+    """A command's words, without its comment and without what becomes of its output."""
     words = shlex.split(command.replace("\\\n", " "), comments=True)
     for end in ("|", "&&", ";"):
         if end in words:
             words = words[: words.index(end)]
     return [each for each in words if not each.startswith(">")]
+
+
+async def run_python(snippet: Snippet, text: str, names: dict[str, Any]) -> None:
+    """Run a block, in a thread of its own where it awaits nothing.
+
+    Args:
+        snippet: the block; errors name its page and line.
+        text: its code, with the addresses of this machine.
+        names: what it finds, and what it leaves behind.
+    """
+    at_its_line = "\n" * (snippet.line - 1) + text
+    code = compile(at_its_line, snippet.page, "exec", ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
+    if code.co_flags & inspect.CO_COROUTINE:
+        await eval(code, names)  # noqa: S307 - the code of our own pages
+    else:
+        await asyncio.to_thread(eval, code, names)

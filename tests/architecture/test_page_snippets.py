@@ -1,6 +1,6 @@
-"""Blocks of code in the pages: what cannot run here says why, and commands are spelt as they are."""
+"""Blocks of code in the pages: what is not run says why, and commands have such options."""
 
-import re
+import ast
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -14,15 +14,15 @@ from tests.page_snippets import PYTHON, SHELL, Snippet, pages, snippets_of, word
 AT_MOST = {
     "GPU": 6,
     "framework": 13,
-    "hosts": 0,
+    "hosts": 3,
     "processes": 1,
     "ranks": 1,
-    "terminal": 0,
-    "time": 5,
+    "recording": 2,
+    "terminal": 2,
+    "time": 8,
 }
 """Why no test runs a block -> how many such blocks there are. Raise it only with a reason."""
 SNIPPETS = [each for page in pages() for each in snippets_of(page)]
-STANDS_FOR_MORE = re.compile(r"…|\bADDRESS\b|\bHOST\b|\bKEY\b")
 
 
 def test_each_block_says_its_language() -> None:
@@ -39,7 +39,7 @@ def test_blocks_that_are_not_run_say_why_and_are_few() -> None:
 def test_python_is_python() -> None:
     for each in SNIPPETS:
         if each.language in PYTHON and not each.code.startswith(" "):
-            compile(each.code, each.place, "exec", flags=0x2000)  # PyCF_ALLOW_TOP_LEVEL_AWAIT
+            ast.parse(each.code, each.place)
 
 
 @pytest.mark.parametrize(
@@ -64,9 +64,10 @@ def _check(words: list[str]) -> None:
         command = command.get_command(None, name)
         assert command is not None, f"{' '.join(path)} has no {name!r}"
         path.append(name)
-    options = {
-        name for each in command.params for name in (*each.opts, *each.secondary_opts)
-    } | {"--help", "-h"}
+    options = {name for each in command.params for name in (*each.opts, *each.secondary_opts)} | {
+        "--help",
+        "-h",
+    }
     for word in words:
         name = word.partition("=")[0]
         if name.startswith("-") and not name.startswith("--sglang.") and not name[1:].isdigit():

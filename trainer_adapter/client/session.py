@@ -172,7 +172,8 @@ class Session:
         """Sample the next turn after the whole transcript, and add it.
 
         Raises:
-            BusError: as `RolloutClient.generate`; nothing is added then. Refused: nothing was appended yet.
+            Refused: nothing was appended yet.
+            BusError: as `RolloutClient.generate`; nothing is added then.
         """
         return await self.replace(len(self.transcript.turns), sampling, **options)
 
