@@ -1,11 +1,13 @@
 """Blocks of code in the pages: what is not run says why, and commands have such options."""
 
 import ast
+import json
 from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from typer.main import get_group
 
 from rolloutbus.cli.app import app
@@ -36,10 +38,27 @@ def test_blocks_that_are_not_run_say_why_and_are_few() -> None:
     assert [each.place for each in SNIPPETS if each.not_run and ": " not in each.not_run] == []
 
 
-def test_python_is_python() -> None:
+def test_each_block_is_what_it_says() -> None:
+    """Python, YAML or JSON; also those that no test runs."""
     for each in SNIPPETS:
         if each.language in PYTHON and not each.code.startswith(" "):
             ast.parse(each.code, each.place)
+        elif each.language == "yaml":
+            yaml.safe_load(each.code)
+        elif each.language == "json":
+            json.loads(each.code)
+
+
+def test_lines_of_curl_are_where_they_are_run() -> None:
+    """Those of tests/integration/test_gateway_page.py; any other command stands behind a `$`."""
+    others = [
+        f"{each.place}: {command}"
+        for each in SNIPPETS
+        if each.language in ("sh", "bash")
+        for command in each.commands
+        if each.page != "docs/gateway.md" or not command.startswith("curl ")
+    ]
+    assert others == []
 
 
 @pytest.mark.parametrize(
