@@ -1,20 +1,23 @@
 """Pages that are made from the code are current, and each code of an error says what to do."""
 
 import ast
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+import rolloutbus
 from docs import list_commands, list_engine_options, list_errors, list_supported
 from docs.site_pages import with_links_of_site
 from rolloutbus.bus.wire.problem_codes import CODES, LOCAL_CODES
-from tests.architecture.source_tree import Module, source_modules
+from tests.architecture.source_tree import ROOT, Module, source_modules
 
 PAGES = {
     module.PAGE: module.page
     for module in (list_commands, list_engine_options, list_errors, list_supported)
 }
+API = ROOT / "docs" / "reference" / "api.md"
 ROUTERS = "refusal"
 """The router's function whose first argument is a code; others of that name have none."""
 
@@ -35,6 +38,12 @@ def test_every_code_says_what_to_do() -> None:
     for name, advice in {name: code.advice for name, code in CODES.items()}.items():
         assert advice.endswith("."), name
         assert advice[0].isupper(), name
+
+
+def test_the_page_of_the_api_has_every_public_name() -> None:
+    listed = re.findall(r"^::: rolloutbus\.(\w+)$", API.read_text(encoding="utf-8"), re.MULTILINE)
+
+    assert sorted([*listed, "__version__"]) == sorted(rolloutbus.__all__)
 
 
 def _codes_in(module: Module) -> Iterator[str]:
