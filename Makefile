@@ -22,7 +22,8 @@ ADAPTERS := skyrl-0.3 trl
 # Those for which a commit's 25 minutes leave no room.
 ADAPTERS_NIGHTLY := areal art skyrl-0.2 verl
 PEERS_NEEDS := tests/peers/requirements.txt tests/peers/requirements-alone.txt
-UNIT := $(wildcard tests/unit tests/stateful tests/conformance tests/architecture tests/fuzz)
+# What one process has to do alone comes first.
+UNIT := $(wildcard tests/architecture tests/stateful tests/fuzz tests/conformance tests/unit)
 
 # The machine's cores belong to several processes at once; each one computes on one thread.
 export OMP_NUM_THREADS ?= 1
@@ -94,7 +95,7 @@ types: $(STAMP) ## Check types with pyright, strict
 	$(BIN)/pyright
 
 unit: $(STAMP) ## Unit, stateful, conformance, fuzz and architecture tests; ARGS="-k name"
-	$(BIN)/python -m pytest -n $(JOBS) -m "not integration and not gpu and not simulation" \
+	$(BIN)/python -m pytest -n $(JOBS) --dist loadgroup -m "not integration and not gpu and not simulation" \
 		$(UNIT) $(ARGS)
 
 test: export FUZZ_SECONDS ?= 20
@@ -122,7 +123,8 @@ test-sglang: $(SGLANG_STAMP) ## Tests with the real SGLang on the CPU; SGLANG=0.
 nightly: export FUZZ_SECONDS ?= 600
 nightly: $(STAMP) ## Everything in full: all cases, 2,000 seeds, chaos, weight matrix, fuzz, both SGLangs
 	$(BIN)/python -m pytest $(SPREAD) --exhaustive -m "not gpu and not sglang and not peers and not adapters" tests
-	$(MAKE) test-peers test-adapters $(addprefix test-adapter-,$(ADAPTERS_NIGHTLY))
+	$(MAKE) test-peers
+	$(MAKE) test-adapters $(addprefix test-adapter-,$(ADAPTERS_NIGHTLY)) ARGS=--exhaustive
 	$(MAKE) sim ARGS="--mutants --single-faults --jobs $(JOBS)"
 	$(MAKE) chaos ARGS=--quiet
 	$(MAKE) weight-faults ARGS=

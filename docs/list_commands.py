@@ -8,10 +8,9 @@ from typing import Any, Literal, get_args, get_origin
 from typer.main import get_group
 
 from rolloutbus.cli.app import MODULES, app
-from rolloutbus.cli.terminal import ExitStatus
 
 PAGE = Path(__file__).with_name("cli.md")
-HEAD = """# The command line
+HEAD = """# All commands
 
 <!-- Made by `make docs` from the command line's own parser: edit its help. -->
 
@@ -20,18 +19,9 @@ $ rolloutbus status
 $ rolloutbus generate --prompt-ids 1,2,3 --max-new-tokens 8
 ```
 
-Every command explains itself with `--help`. Commands find the only fleet of this machine by
-themselves; with several, name one: `--name exp-1`.
-
+Every command explains itself with `--help`. What they have in common, and their exit status:
+[The command line](command_line.md).
 """
-MEANINGS = {
-    ExitStatus.OK: "done",
-    ExitStatus.FAILED: "failed: the command was understood, and could not be done",
-    ExitStatus.USAGE: "usage: an argument or a setting is wrong",
-    ExitStatus.UNREACHABLE: "unreachable: no router answers",
-    ExitStatus.INTERRUPTED: "Ctrl-C; for `record` that is the usual end, with status 0",
-    ExitStatus.TERMINATED: "SIGTERM; for `up` and the actors that is the usual end, with status 0",
-}
 
 
 def page() -> str:
@@ -42,9 +32,7 @@ def page() -> str:
         for name in MODULES
         for section in _sections(f"rolloutbus {name}", group.get_command(None, name))
     ]
-    statuses = [f"| {status.value} | {MEANINGS[status]} |\n" for status in ExitStatus]
-    table = "| exit status | means |\n|---|---|\n" + "".join(statuses)
-    return HEAD + table + "".join(sections)
+    return HEAD + "".join(sections)
 
 
 def _sections(path: str, command: Any) -> Iterator[str]:  # noqa: ANN401 - typer's classes are not public

@@ -166,6 +166,30 @@ def find_fleet(name: str = "") -> RunningFleet:
     return found
 
 
+def model_of(address: str) -> Path | None:
+    """Directory of the model that a fleet of this user's on this machine was brought up with.
+
+    Args:
+        address: as commands take it: a fleet's name, or an endpoint; empty: the only fleet here.
+
+    Returns:
+        None: it has none that lies here, or it is no fleet of this machine.
+
+    Raises:
+        AmbiguousFleet: there are several, and no name says which.
+    """
+    if "://" in address:
+        here = {each.address: each.model for each in running_fleets()}
+        model = here.get(address, "")
+    else:
+        try:
+            model = find_fleet(address).model
+        except NoSuchFleet:
+            return None  # connecting says it
+    directory = Path(model)
+    return directory if model and directory.is_dir() else None
+
+
 def check_name(name: str) -> None:
     """SettingsError unless it can be a fleet's; empty is none."""
     if name and NAME.fullmatch(name) is None:

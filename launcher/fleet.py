@@ -90,6 +90,7 @@ class Fleet:
         self._router: SupervisedProcess | None = None
         self._store: SupervisedProcess | None = None
         self._gateway: SupervisedProcess | None = None
+        self._recorder: SupervisedProcess | None = None
         self._workers: dict[str, SupervisedProcess] = {}
         self.run_dir = Path()
         """Holds sockets and logs while the fleet runs."""
@@ -169,9 +170,15 @@ class Fleet:
 
     @property
     def pids(self) -> dict[str, int]:
-        """Process ids by name: router, store, gateway, workers; 0 while one starts again."""
-        processes = [self._router, self._store, self._gateway, *self._workers.values()]
+        """Process ids by name, recorder and gateway included; 0 while one starts again."""
+        others = [self._router, self._recorder, self._store, self._gateway]
+        processes = [*others, *self._workers.values()]
         return {each.spec.name: each.pid for each in processes if each is not None}
+
+    @property
+    def waits_for(self) -> dict[str, str]:
+        """What processes that do not serve yet are doing, by name: `{"w1": "loading weights"}`."""
+        return self._supervisor.waits_for
 
     async def wait_ready(self, timeout_s: float) -> None:
         """Wait until every process serves, those killed before included.
@@ -220,6 +227,9 @@ class Fleet:
         await self._supervisor.wait_ready(READY_TIMEOUT_S)
         router.spec = plan.router(router.endpoints)
         self._router = router
+        if self._settings.record:
+            [self._recorder] = self._supervisor.start(plan.recorder(self.address))
+            await self._supervisor.wait_ready(READY_TIMEOUT_S)
         where = self._wiring(STORE, self.backend)
         if self._settings.store:
             [self._store] = self._supervisor.start(plan.store(where))

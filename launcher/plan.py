@@ -35,6 +35,7 @@ from rolloutbus.launcher.settings import (
     engine_options,
     gateway_options,
 )
+from rolloutbus.replay.settings import RecorderSettings
 from rolloutbus.router.settings import RouterSettings
 from rolloutbus.trainer_adapter.store.settings import StoreSettings
 
@@ -112,6 +113,7 @@ class FleetKeys:
 
 STORE = "store"
 GATEWAY = "gateway"
+RECORDER = "recorder"
 LEDGER = ".ledger"
 """In the directory of the weights' files, among which no name begins with a dot."""
 DEAD_LETTERS = "dead_letters.msgpack"
@@ -161,7 +163,7 @@ class FleetPlan:
             expected_workers=dict.fromkeys(self.worker_names, self._settings.policy),
             fleet=self._fleet,
             dead_letters=self._dead_letters(),
-            tap=(known.get("tap") or self._endpoint("tap")) if self._settings.tap else "",
+            tap=(known.get("tap") or self._endpoint("tap")) if self._has_tap else "",
             security=self._security(ROUTER),
             exit_with_parent=True,
         )
@@ -202,6 +204,21 @@ class FleetPlan:
         return self._spec(
             STORE, "rolloutbus.trainer_adapter.store", settings, ready_timeout_s=READY_TIMEOUT_S
         )
+
+    def recorder(self, router: str) -> ProcessSpec:
+        """What writes the journal of `FleetSettings.record`.
+
+        Args:
+            router: where clients connect.
+        """
+        settings = RecorderSettings(
+            router=router,
+            directory=str(Path(self._settings.record).absolute()),
+            key_file=self.key_file,
+            exit_with_parent=True,
+        )
+        spec = self._spec(RECORDER, "rolloutbus.replay", settings, ready_timeout_s=READY_TIMEOUT_S)
+        return dataclasses.replace(spec, may_leave=True)
 
     def gateway(self, router: str, endpoints: dict[str, str] | None = None) -> ProcessSpec:
         """The HTTP gateway.
@@ -279,6 +296,10 @@ class FleetPlan:
             environment(),
             ready_timeout_s,
         )
+
+    @property
+    def _has_tap(self) -> bool:
+        return self._settings.tap or bool(self._settings.record)
 
     def _dead_letters(self) -> str:
         given = self._settings.dead_letters

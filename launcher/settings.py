@@ -67,6 +67,7 @@ class UpOptions(TypedDict, total=False):
     secure: str | os.PathLike[str] | None
     tap: bool
     journal: str | os.PathLike[str]
+    record: str | os.PathLike[str]
     http: int | None
     http_options: Mapping[str, Any]
 
@@ -127,6 +128,9 @@ class FleetSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
     """The router publishes everything that it routes, so that it can be recorded."""
     journal: str | os.PathLike[str] = ""
     """Directory that gets every turn of the router, for `replay --core`; empty: none are kept."""
+    record: str | os.PathLike[str] = ""
+    """Directory of a journal of all streams and commands, from the start; turns `tap` on. Empty:
+    nothing is recorded."""
     http: int | None = None
     """Port of a gateway: OpenAI's and SGLang's endpoints over HTTP; 0: a free one. None: there is
     none."""

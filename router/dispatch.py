@@ -354,21 +354,28 @@ class Dispatcher:
             problem = absence_of(self._context, request.place)
             problem = problem or lateness_of(self._context, request)
         else:
-            problem = _lateness(request, is_served=is_served, instead=self._who_is_there(policy))
+            problem = _lateness(request, is_served=is_served, instead=self._who_is_there(request))
         if request.rule is not None and request.rule.is_retired(committed):
             problem = _retirement(request, committed)
         kind = "expired" if problem.code == "deadline" else "refused"
         self._context.refuse(request.client, request.rid, problem, kind)
         self._table.forget(request)
 
-    def _who_is_there(self, policy: str) -> str:
-        """Why no worker of the policy takes requests, for the error of a client that waited."""
+    def _who_is_there(self, request: Request) -> str:
+        """Why no worker of the policy took a request, for the error of a client that waited."""
         context = self._context
-        states = {each.name: each.shown_state for each in context.members.workers(policy)}
-        if states:
-            names = sorted(states, key=lambda name: (len(name), name))
-            hint = "; `resume` lets it go on" if "paused" in states.values() else ""
-            return _some([f"{name} is {states[name]}" for name in names]) + hint
+        workers = {each.name: each for each in context.members.workers(request.place.policy)}
+        if workers:
+            names = sorted(workers, key=lambda name: (len(name), name))
+            states = [workers[name].shown_state for name in names]
+            hint = "; `resume` lets it go on" if "paused" in states else ""
+            if request.rule is not None:
+                states = [
+                    f"{state} with version {workers[name].version}"
+                    for name, state in zip(names, states, strict=True)
+                ]
+            told = [f"{name} is {state}" for name, state in zip(names, states, strict=True)]
+            return _some(told) + hint
         served = sorted({each.policy for each in context.members.workers()})
         if served:
             return f"the workers here serve {_some([repr(each) for each in served])}"
@@ -448,4 +455,5 @@ def _lateness(request: Request, *, is_served: bool, instead: str) -> Problem:
         message = f"no worker of policy {policy!r} was ready before the deadline: {instead}"
         return refusal("deadline", message)
     message = f"no worker served policy {policy!r} at {request.place.versions} before the deadline"
+    message += f": {instead}"
     return refusal("version_unavailable", message, "place.versions")

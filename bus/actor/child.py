@@ -9,8 +9,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import BinaryIO
 
-from rolloutbus.bus.actor.process import PARENT_VARIABLE, ActorExit, read_notice, read_ready
+from rolloutbus.bus.actor.process import (
+    PARENT_VARIABLE,
+    ActorExit,
+    read_notice,
+    read_progress,
+    read_ready,
+)
 from rolloutbus.bus.actor.resources import NO_ROOM
+from rolloutbus.bus.actor.variables import PROGRESS
 
 _READ_BYTES = 65_536
 _TAIL_BYTES = 16_384
@@ -43,6 +50,7 @@ class ChildProcess:
     process: asyncio.subprocess.Process
     on_ready: Callable[[dict[str, str]], None]
     on_notice: Callable[[str], None]
+    on_progress: Callable[[str], None]
     _pipe: int
     _log: BinaryIO
     _line: bytearray = field(default_factory=bytearray)
@@ -53,6 +61,7 @@ class ChildProcess:
         spec: ProcessSpec,
         on_ready: Callable[[dict[str, str]], None],
         on_notice: Callable[[str], None],
+        on_progress: Callable[[str], None],
     ) -> "ChildProcess":
         """Start it.
 
@@ -60,6 +69,7 @@ class ChildProcess:
             spec: what to start.
             on_ready: gets its endpoints as soon as it announces them.
             on_notice: gets what it says to people, which its log may have no room for.
+            on_progress: gets what it does until it is ready, as soon as it says that.
 
         Raises:
             OSError: the program or the log file cannot be opened.
@@ -77,6 +87,7 @@ class ChildProcess:
                 env={
                     **(os.environ if spec.environment is None else spec.environment),
                     PARENT_VARIABLE: str(os.getpid()),
+                    PROGRESS: "supervisor",
                 },
                 # Ctrl-C in a terminal must reach the supervisor only: it ends them in order.
                 start_new_session=True,
@@ -88,7 +99,7 @@ class ChildProcess:
         finally:
             os.close(theirs)
         os.set_blocking(ours, False)
-        child = cls(spec, process, on_ready, on_notice, ours, log)
+        child = cls(spec, process, on_ready, on_notice, on_progress, ours, log)
         asyncio.get_running_loop().add_reader(ours, child._read)
         return child
 
@@ -149,6 +160,8 @@ class ChildProcess:
             self.on_ready(endpoints)
         elif sentence := read_notice(line):
             self.on_notice(sentence)  # it stands in the log already, if there is room
+        elif doing := read_progress(line):
+            self.on_progress(doing)
         else:
             with contextlib.suppress(OSError):  # a full disk must not end us
                 self._log.write(line + b"\n")

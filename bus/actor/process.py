@@ -17,6 +17,7 @@ import uvloop
 
 from rolloutbus.bus.actor.json_log import json_log_of
 from rolloutbus.bus.actor.resources import WATCH_S, ResourceWatch, provide_fds
+from rolloutbus.bus.actor.variables import PROGRESS, choice_of
 from rolloutbus.bus.wire.errors import BusError, SettingsError
 
 _PR_SET_PDEATHSIG = 1
@@ -88,6 +89,10 @@ class _NoticeLine(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     told: str
 
 
+class _ProgressLine(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    doing: str
+
+
 def announce_ready(**endpoints: str) -> None:
     """Report to this process's parent that it serves, and where: one JSON line on stdout."""
     sys.stdout.write(msgspec.json.encode(_ReadyLine(endpoints)).decode() + "\n")
@@ -109,6 +114,28 @@ def read_notice(line: bytes) -> str:
         return msgspec.json.decode(line, type=_NoticeLine).told
     except msgspec.DecodeError:
         return ""
+
+
+def read_progress(line: bytes) -> str:
+    """What `tell_progress` has told in a line; empty for anything else."""
+    try:
+        return msgspec.json.decode(line, type=_ProgressLine).doing
+    except msgspec.DecodeError:
+        return ""
+
+
+def tell_progress(doing: str) -> None:
+    """Say what this process does until it is ready, e.g. `loading weights`."""
+    with contextlib.suppress(OSError, ValueError):
+        match choice_of(PROGRESS):
+            case "supervisor":
+                sys.stdout.write(msgspec.json.encode(_ProgressLine(doing)).decode() + "\n")
+                sys.stdout.flush()
+            case "terminal":
+                sys.stderr.write(f"{doing} …\n")
+                sys.stderr.flush()
+            case _:
+                pass
 
 
 def complain(sentence: str) -> None:

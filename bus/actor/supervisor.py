@@ -69,6 +69,8 @@ class SupervisedProcess:
         self._ready = asyncio.Event()
         self._stopping = asyncio.Event()
         self._deaths: deque[float] = deque()
+        self._doing = ""
+        """What the present incarnation has said that it does until it is ready."""
         self._was_ready = False
         self._complaint = ""
         """Why the last incarnation ended, as it said."""
@@ -84,6 +86,11 @@ class SupervisedProcess:
     def is_ready(self) -> bool:
         """Whether its present incarnation serves."""
         return self._ready.is_set()
+
+    @property
+    def waits_for(self) -> str:
+        """What it does until it is ready, e.g. `loading weights`; empty: it is ready."""
+        return "" if self.is_ready else self._doing or "starting"
 
     async def wait_ready(self) -> None:
         """Wait until its present or next incarnation serves."""
@@ -118,7 +125,10 @@ class SupervisedProcess:
 
     async def _live(self) -> int:
         """One incarnation; returns its exit status."""
-        child = self._child = await ChildProcess.start(self.spec, self._became_ready, self._noticed)
+        self._doing = ""
+        child = self._child = await ChildProcess.start(
+            self.spec, self._became_ready, self._noticed, self._progressed
+        )
         self._complaint = ""
         self._report("started", f"started as process {child.pid}")
         if self.spec.ready_timeout_s:
@@ -151,6 +161,9 @@ class SupervisedProcess:
         self._was_ready = True
         self._ready.set()
         self._report("ready", "is ready")
+
+    def _progressed(self, doing: str) -> None:
+        self._doing = doing
 
     def _noticed(self, sentence: str) -> None:
         if complaint := complaint_in([sentence]):
@@ -256,6 +269,12 @@ class Supervisor:
         except TimeoutError:
             late = ", ".join(each.spec.name for each in self._processes() if not each.is_ready)
             raise DeadlineExceeded(f"not ready within {timeout_s:g} s: {late}") from None
+
+    @property
+    def waits_for(self) -> dict[str, str]:
+        """What the processes that are not ready do until they are, by name."""
+        found = {each.spec.name: each.waits_for for each in self._processes()}
+        return {name: doing for name, doing in found.items() if doing}
 
     def _processes(self) -> list[SupervisedProcess]:
         return [process for rank in self._ranks for process in rank]

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import xxhash
 
+from rolloutbus.bus.weights.side_by_side import side_by_side
 from rolloutbus.bus.wire.limits import MAX_DIMENSIONS, MAX_TENSOR_NAME_BYTES, MAX_TENSORS
 from rolloutbus.bus.wire.messages.endings import Problem
 from rolloutbus.bus.wire.messages.weights import Tensor, TensorForm
@@ -135,10 +136,13 @@ def digest_of(content: Bytes) -> int:
 
 def first_mismatch(content: Bytes, tensors: Sequence[Tensor]) -> Tensor | None:
     """Returns the first tensor whose bytes in `content` do not match its digest."""
-    for tensor in tensors:
-        if digest_of(bytes_of(content, tensor)) != tensor.digest:
-            return tensor
-    return None
+    digests = side_by_side(
+        lambda tensor: digest_of(bytes_of(content, tensor)),
+        tensors,
+        sum(each.size_bytes for each in tensors),
+    )
+    found = zip(tensors, digests, strict=True)
+    return next((tensor for tensor, digest in found if digest != tensor.digest), None)
 
 
 def bytes_of(content: Bytes, tensor: Tensor) -> Bytes:

@@ -218,6 +218,7 @@ KINDS: dict[str, type[msgspec.Struct]] = {
     "delta": weights.WeightDelta,
     "push_chunk": weights.PushChunk,
     # between a worker actor and its engine host
+    "engine_starting": host.EngineStarting,
     "engine_ready": host.EngineReady,
     "engine_failed": host.EngineFailure,
     "engine_beat": host.EngineHeartbeat,

@@ -84,8 +84,8 @@ CODES: Mapping[str, Code] = {
         ("not_started",),
         "the worker is starting, paused, asleep or draining, or its weights do not satisfy the "
         "rule now; or no worker is live",
-        "`rolloutbus status` says why each worker gets no work: then resume, wake up, or wait. "
-        "Clients send such a `generate` again by themselves.",
+        "Look at `rolloutbus status`, which says why each worker gets no work; then resume, wake "
+        "up, or wait. Clients send such a `generate` again by themselves.",
     ),
     "stale_version": Code(
         ("refused", "failed"),

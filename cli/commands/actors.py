@@ -8,6 +8,7 @@ from typing import Annotated
 import msgspec
 import typer
 
+from rolloutbus.bus.actor.variables import PROGRESS
 from rolloutbus.bus.security.key_files import router_key_beside
 from rolloutbus.bus.security.keys import SecuritySettings
 from rolloutbus.cli.options import (
@@ -18,6 +19,7 @@ from rolloutbus.cli.options import (
     EngineOptions,
     KeepText,
     KeyFile,
+    OnlyJson,
     ProfileDir,
     RouterJournal,
     SaveTargets,
@@ -28,15 +30,24 @@ from rolloutbus.cli.options import (
     parse_save_targets,
 )
 from rolloutbus.cli.options import engine_options as told_options
+from rolloutbus.cli.progress import is_shown
 from rolloutbus.cli.terminal import checked
+from rolloutbus.cli.verbs import Verbs
 from rolloutbus.engine_worker.settings import WorkerSettings
 from rolloutbus.launcher.journaled_router import JournaledRouterSettings
-from rolloutbus.launcher.plan import environment, python
+from rolloutbus.launcher.plan import environment
 from rolloutbus.launcher.settings import EngineKind, FleetSettings, absolute_targets, engine_options
 from rolloutbus.router.settings import RouterSettings
 from rolloutbus.trainer_adapter.store.settings import StoreSettings
 
 BACKEND = "tcp://127.0.0.1:7778"
+RUN = """\
+import runpy, signal, sys
+signal.signal(signal.SIGINT, signal.SIG_DFL)
+sys.argv.pop(0)
+runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
+"""
+"""Runs a module as `python -m` does; Ctrl-C while it is imported ends it without a traceback."""
 
 Router = Annotated[
     str, typer.Option("--router", "-r", metavar="ENDPOINT", help="The router's backend.")
@@ -51,7 +62,7 @@ RelayEndpoint = Annotated[
     ),
 ]
 
-app = typer.Typer()
+app = Verbs()
 
 
 @app.command(epilog=example("rolloutbus router --frontend tcp://127.0.0.1:7777"))
@@ -78,6 +89,7 @@ def router(
     journal: RouterJournal = "",
     key: KeyFile = "",
     allow_list: AllowFile = "",
+    quiet: OnlyJson = False,
 ) -> None:
     """Run a router. Prints one JSON line with its endpoints when it is ready."""
     settings = checked(
@@ -93,8 +105,8 @@ def router(
     )
     if journal:
         kept = JournaledRouterSettings(settings, str(Path(journal).absolute()))
-        _become("rolloutbus.launcher.journaled_router", kept)
-    _become("rolloutbus.router", settings)
+        _become("rolloutbus.launcher.journaled_router", kept, quiet=quiet)
+    _become("rolloutbus.router", settings, quiet=quiet)
 
 
 @app.command(epilog=example("rolloutbus store --directory ./versions"))
@@ -113,6 +125,7 @@ def store(
     ] = "",
     key: KeyFile = "",
     allow_list: AllowFile = "",
+    quiet: OnlyJson = False,
 ) -> None:
     """Run a weight store. Prints one JSON line with its endpoint when it is ready."""
     settings = checked(
@@ -124,7 +137,7 @@ def store(
             security=_security(key, allow_list),
         )
     )
-    _become("rolloutbus.trainer_adapter.store", settings)
+    _become("rolloutbus.trainer_adapter.store", settings, quiet=quiet)
 
 
 @app.command(
@@ -152,6 +165,7 @@ def worker(
     profile_dir: ProfileDir = "",
     key: KeyFile = "",
     allow_list: AllowFile = "",
+    quiet: OnlyJson = False,
 ) -> None:
     """See `help`."""
     save_targets = parse_save_targets(save_target)
@@ -173,7 +187,7 @@ def worker(
             security=_security(key, allow_list),
         )
 
-    _become("rolloutbus.engine_worker", checked(settings))
+    _become("rolloutbus.engine_worker", checked(settings), quiet=quiet)
 
 
 def _security(key: str, allow_list: str) -> SecuritySettings | None:
@@ -190,7 +204,11 @@ def _absolute(path: str) -> str:
     return path and str(Path(path).absolute())
 
 
-def _become(module: str, settings: msgspec.Struct) -> None:
+def _become(module: str, settings: msgspec.Struct, *, quiet: bool) -> None:
     """Turn this process into the actor: signals and exit status are its own from here on."""
-    argv = [*python(module), "--settings-json", msgspec.json.encode(settings).decode()]
-    os.execve(sys.executable, argv, environment())  # noqa: S606 - no shell
+    argv = [sys.executable, "-c", RUN, module]
+    argv += ["--settings-json", msgspec.json.encode(settings).decode()]
+    variables = environment()
+    if is_shown(quiet=quiet):
+        variables[PROGRESS] = "terminal"
+    os.execve(sys.executable, argv, variables)  # noqa: S606 - no shell

@@ -21,12 +21,11 @@ from rolloutbus.bus.security.zmq_curve import new_key_pair
 from rolloutbus.bus.wire.errors import SettingsError
 from rolloutbus.cli.options import AsJson, example
 from rolloutbus.cli.terminal import ExitStatus, checked, fail, print_json
+from rolloutbus.cli.verbs import Verbs
 from rolloutbus.gateway.keys.http_keys import add_http_key
 
-app = typer.Typer()
-keys = typer.Typer(
-    no_args_is_help=True, help="Make keys, and say who may connect.", rich_markup_mode=None
-)
+app = Verbs()
+keys = Verbs(no_args_is_help=True, help="Make keys, and say who may connect.")
 app.add_typer(keys, name="keys")
 
 List = Annotated[
@@ -42,11 +41,16 @@ def new(
     directory: Annotated[
         Path, typer.Option("--dir", metavar="PATH", help="Where the two files go.")
     ] = Path(),
+    as_json: AsJson = False,
 ) -> None:
     """Make a key pair: NAME.key, for its owner's eyes only, and NAME.pub. Prints the public key."""
     pair = new_key_pair(name)
-    checked(lambda: write_key_pair(directory / f"{name}.key", pair))
-    _say(pair.public)
+    file = directory / f"{name}.key"
+    checked(lambda: write_key_pair(file, pair))
+    if as_json:
+        print_json({"name": name, "key": pair.public, "file": str(file)})
+    else:
+        _say(pair.public)
 
 
 @keys.command(epilog=example("rolloutbus keys show trainer-a.key"))
@@ -182,6 +186,7 @@ def http(
         Path,
         typer.Option("--file", "-f", metavar="PATH", help="API keys of `gateway --http-keys`."),
     ] = Path("http-keys.json"),
+    as_json: AsJson = False,
 ) -> None:
     """Make an API key for HTTP clients of a gateway. Prints it, once; only its hash is kept.
 
@@ -190,7 +195,11 @@ def http(
     """
     if acts_as is not None:
         checked(lambda: read_key_pair(acts_as))
-    _say(checked(lambda: add_http_key(file, name, acts_as)))
+    api_key = checked(lambda: add_http_key(file, name, acts_as))
+    if as_json:
+        print_json({"name": name, "key": api_key, "file": str(file)})
+    else:
+        _say(api_key)
 
 
 def _public(text: str) -> str:

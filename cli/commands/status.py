@@ -15,12 +15,13 @@ from rich.text import Text
 from rolloutbus.bus.wire.messages.control import FleetStatus
 from rolloutbus.cli.options import Address, AsJson, YourKey, example
 from rolloutbus.cli.terminal import ExitStatus, by_name, checked, connected, fail, print_json, run
+from rolloutbus.cli.verbs import Verbs
 from rolloutbus.launcher.discovery import RunningFleet, running_fleets
 
 STATE_STYLES = {"ready": "green", "updating": "cyan", "paused": "yellow", "asleep": "yellow"}
 """Any other state is red."""
 
-app = typer.Typer()
+app = Verbs()
 
 
 @app.command(epilog=example("rolloutbus status --watch"))
@@ -30,7 +31,7 @@ def status(
     key: YourKey = "",
     as_json: AsJson = False,
     watch: Annotated[bool, typer.Option("--watch", "-w", help="Again and again.")] = False,
-    interval: Annotated[float, typer.Option(min=0.1, help="Seconds, with --watch.")] = 1.0,
+    interval: Annotated[float, typer.Option(metavar="SECONDS", min=0.1, help="Of --watch.")] = 1.0,
 ) -> None:
     """Show the workers, their weights and what they do."""
     source = context.get_parameter_source("interval")
@@ -65,16 +66,17 @@ async def _print_table(address: str, key: str, interval_s: float) -> None:
 def report(found: FleetStatus) -> Group:
     """The table of workers, what is going on and what is wrong, and a line about the router."""
     table = Table(box=None, pad_edge=False, header_style="bold")
-    for name in ("worker", "state", "policy", "engine"):
+    is_shared = len({each.policy for each in found.workers}) > 1
+    for name in ("worker", "state", *(["policy"] if is_shared else []), "engine"):
         table.add_column(name)
-    for name in ("version", "running", "tokens", "heartbeat age", "stall", "pid"):
+    for name in ("version", "running", "tokens", "heartbeat", "stall", "pid"):
         table.add_column(name, justify="right")
     # w10 comes after w9.
     for each in sorted(found.workers, key=by_name):
         table.add_row(
             each.name,
             Text(each.state, STATE_STYLES.get(each.state, "red")),
-            each.policy,
+            *([each.policy] if is_shared else []),
             each.engine,
             str(each.version),
             f"{each.n_running}/{each.slots}",

@@ -31,7 +31,12 @@ from rolloutbus.bus.wire.entry import Entry, RequestId
 from rolloutbus.bus.wire.errors import Refused
 from rolloutbus.bus.wire.messages.endings import Problem
 from rolloutbus.bus.wire.messages.generation import Abort, Generate
-from rolloutbus.bus.wire.messages.host import EngineFailure, EngineHeartbeat, EngineReady
+from rolloutbus.bus.wire.messages.host import (
+    EngineFailure,
+    EngineHeartbeat,
+    EngineReady,
+    EngineStarting,
+)
 from rolloutbus.bus.wire.outgoing import sealed
 from rolloutbus.engine_worker.engine import Engine, EngineDied, Work
 from rolloutbus.engine_worker.engines.registry import build_engine
@@ -63,6 +68,9 @@ def work_of(entry: Entry, body: Generate) -> Work:
 
 
 HEARTBEAT_S = 0.25
+SWITCH_S = 0.0005
+"""A thread that stages weights asks for the interpreter after each call to a device. With Python's
+own 5 ms it would wait so long each time for an engine that computes, and tokens would for it."""
 CLOSE_S = 5.0
 """An engine that does not close in this time is left to the end of the process."""
 
@@ -206,8 +214,15 @@ async def _serve(end: socket.socket, settings: WorkerSettings) -> int:
     quit_signal = QuitSignal()
     engine: Engine | None = None
     try:
+        loop = asyncio.get_running_loop()
+
+        def told(doing: str) -> None:
+            """Called by the thread that builds the engine."""
+            starting = Entry("engine_starting", body=pack(EngineStarting(doing)))
+            loop.call_soon_threadsafe(link.send, starting)
+
         engine = await asyncio.to_thread(
-            build_engine, settings.engine, settings.engine_options, steps.sink
+            build_engine, settings.engine, settings.engine_options, steps.sink, told
         )
         async with open_relay(settings.relay_endpoint, settings.security) as relay:
             dialer = dialer_of(settings.security)
@@ -277,6 +292,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options = parser.parse_args(arguments)
     die_with_parent(options.parent)
     keep_freed_memory()
+    sys.setswitchinterval(SWITCH_S)
     # Ctrl-C goes to the whole foreground group; when to stop is the actor's decision.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     # How processes of SGLang tell that they have failed; what to do about it is decided elsewhere.

@@ -4,12 +4,13 @@ import asyncio
 import os
 import random
 import secrets
+import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from rolloutbus.bus.actor.effects import Connect, Publish, Send, Stop
 from rolloutbus.bus.actor.loop import Actor, BootClock, one_by_one
-from rolloutbus.bus.actor.process import warn
+from rolloutbus.bus.actor.process import tell_progress, warn
 from rolloutbus.bus.actor.tracing import tracer_of
 from rolloutbus.bus.membership.deliveries import Heed
 from rolloutbus.bus.security.zmq_curve import dialer_of
@@ -21,7 +22,13 @@ from rolloutbus.bus.wire.entry import Entry
 from rolloutbus.bus.wire.errors import RemoteProtocolError
 from rolloutbus.engine_worker.settings import WorkerSettings
 from rolloutbus.engine_worker.worker.core import WorkerCore
-from rolloutbus.engine_worker.worker.effects import KillHost, StartHost, ToHost, WorkerEffect
+from rolloutbus.engine_worker.worker.effects import (
+    KillHost,
+    StartHost,
+    TellProgress,
+    ToHost,
+    WorkerEffect,
+)
 from rolloutbus.engine_worker.worker.host_process import HostExit, HostProcess
 from rolloutbus.engine_worker.worker.traces import WorkerTraces
 
@@ -54,6 +61,7 @@ class WorkerActor:
             self._publisher.endpoint,
             os.getpid(),
             random.SystemRandom(),
+            clock_ms=lambda: time.time_ns() // 1_000_000,
         )
         tracer = tracer_of("worker", settings.name)
         self._traces = (
@@ -119,6 +127,8 @@ class WorkerActor:
             case KillHost():
                 if self._host is not None:
                     self._host.kill()
+            case TellProgress(doing):
+                tell_progress(doing)
             case Stop(reason):
                 self._actor.stop(reason)
             case Heed(intent, former_fleet):
@@ -130,6 +140,8 @@ class WorkerActor:
             if self.core.member.state != "leased":
                 self._warn_of_waiting()
             self._router.close()
+        if self._on_joined is not None:
+            tell_progress(f"joining the router at {self._settings.router.partition('#')[0]}")
         self._router = DealerPort(
             self._settings.router, self._from_router, self._link_down, dialer=self._dialer
         )

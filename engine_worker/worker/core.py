@@ -4,7 +4,7 @@ Pure: each method takes `now` and returns effects for the shell to apply. Member
 are decided by `MemberCore`, tokens by `Generation`, control commands by `Controller`.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from rolloutbus.bus.backoff import Chance
 from rolloutbus.bus.membership.core import MemberCore, MemberIdentity, Vitals
@@ -17,12 +17,24 @@ from rolloutbus.bus.wire.errors import RemoteProtocolError
 from rolloutbus.bus.wire.messages.control import ServerFacts, Shutdown
 from rolloutbus.bus.wire.messages.endings import Done, Problem
 from rolloutbus.bus.wire.messages.generation import Abort, Deltas, Generated, Repair
-from rolloutbus.bus.wire.messages.host import EngineFailure, EngineHeartbeat, EngineReady, Extras
+from rolloutbus.bus.wire.messages.host import (
+    EngineFailure,
+    EngineHeartbeat,
+    EngineReady,
+    EngineStarting,
+    Extras,
+)
 from rolloutbus.bus.wire.messages.membership import Prefixes, WorkerFacts
 from rolloutbus.engine_worker.prefixes import PrefixNews
 from rolloutbus.engine_worker.settings import WorkerSettings
 from rolloutbus.engine_worker.worker.controller import Controller, Ending, Outcomes, key_of, refused
-from rolloutbus.engine_worker.worker.effects import KillHost, StartHost, ToHost, WorkerEffect
+from rolloutbus.engine_worker.worker.effects import (
+    KillHost,
+    StartHost,
+    TellProgress,
+    ToHost,
+    WorkerEffect,
+)
 from rolloutbus.engine_worker.worker.generation import (
     FinishedRequest,
     Generation,
@@ -63,7 +75,7 @@ def worker_facts(
 
 
 def server_facts(
-    engine: EngineReady, heartbeat: EngineHeartbeat, controller: Controller
+    engine: EngineReady, heartbeat: EngineHeartbeat, controller: Controller, clock_ms: int
 ) -> ServerFacts:
     """Result of `server_info`; counters as of the engine host's last heartbeat."""
     return ServerFacts(
@@ -82,6 +94,7 @@ def server_facts(
         features=engine.features,
         adapters=controller.adapters,
         asleep=controller.state.asleep,
+        clock_ms=clock_ms,
     )
 
 
@@ -112,9 +125,18 @@ class WorkerCore:
     """One worker."""
 
     def __init__(
-        self, settings: WorkerSettings, boot: str, stream: str, pid: int, chance: Chance
+        self,
+        settings: WorkerSettings,
+        boot: str,
+        stream: str,
+        pid: int,
+        chance: Chance,
+        *,
+        clock_ms: Callable[[], int] = lambda: 0,
     ) -> None:
+        """`clock_ms`: milliseconds since 1970, which are only told; 0: not known."""
         self._settings = settings
+        self._clock_ms = clock_ms
         self._stream = stream
         self._pid = pid
         self._streams = StreamBatcher(settings.name, settings.streams)
@@ -192,6 +214,8 @@ class WorkerCore:
                 case EngineHeartbeat() as heartbeat:
                     self._watch.reported(heartbeat, now)
                     self._controller.reported(heartbeat)
+                case EngineStarting(doing):
+                    effects.append(TellProgress(doing))
                 case EngineReady() as ready:
                     effects += self._engine_ready(ready, now)
                 case Prefixes() as news:
@@ -298,7 +322,8 @@ class WorkerCore:
             return self._end_generate(refused(entry, started), now)
         if entry.kind == "server_info":
             assert self._engine is not None, "a lease needs an engine, and a command a lease"
-            facts = server_facts(self._engine, self._watch.heartbeat, self._controller)
+            heartbeat = self._watch.heartbeat
+            facts = server_facts(self._engine, heartbeat, self._controller, self._clock_ms())
             return self._end(Ending("finished", key_of(entry), facts), now)
         try:
             body = unpack(entry)

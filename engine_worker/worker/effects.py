@@ -26,4 +26,11 @@ class KillHost:
     reason: str
 
 
-WorkerEffect = Send | Publish | Connect | Stop | ToHost | StartHost | KillHost | Heed
+@dataclass(frozen=True, slots=True)
+class TellProgress:
+    """Tell people what this worker does until it is ready."""
+
+    doing: str
+
+
+WorkerEffect = Send | Publish | Connect | Stop | ToHost | StartHost | KillHost | Heed | TellProgress

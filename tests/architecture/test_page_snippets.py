@@ -20,7 +20,7 @@ AT_MOST = {
     "processes": 1,
     "ranks": 1,
     "recording": 2,
-    "terminal": 2,
+    "terminal": 3,
     "time": 8,
 }
 """Why no test runs a block -> how many such blocks there are. Raise it only with a reason."""

@@ -20,7 +20,10 @@ PICKLES_ON_PURPOSE: frozenset[str] = frozenset()
 """Modules that make pickles of checked values for an engine that takes nothing else; none reads."""
 COMMAND_S = 120
 
-pytestmark = pytest.mark.timeout(180)
+pytestmark = [
+    pytest.mark.integration,
+    pytest.mark.timeout(180),
+]  # pip builds it, and a bare Python runs it
 
 
 def _run(command: Sequence[str], cwd: Path, **environment: str) -> str:

@@ -164,6 +164,7 @@ _EVENTS: dict[str, msgspec.Struct] = {
     "pull_chunk": weights.PullChunk(POLICY, VERSION, 4096, 8, VERSION - 1),
     "chunk": weights.Chunk(4096, bytes(range(8))),
     "push_chunk": weights.PushChunk(POLICY, VERSION, 4096, bytes(range(8))),
+    "engine_starting": host.EngineStarting("loading weights"),
     "engine_ready": host.EngineReady(
         *("transformers", 32001, 4096, 8, [2], ["generate", "pause"]),
         *("host-1", ["GPU-4f"], BULK, ["shm", "tcp"]),
@@ -312,6 +313,7 @@ _RESULTS: dict[str, msgspec.Struct] = {
     "server_info": control.ServerFacts(
         *("transformers", VERSION, "ready", 12345, 2, 1, 640, 32001, 4096, 8),
         *({"tp": 2}, {"torch": "2.9.1"}, ["seed"], {"judge": VERSION}, ["kv_cache"]),
+        clock_ms=1_764_000_000_000,
     ),
     "score": control.Scored(SCORES, 9),
     "embed": control.Embedded(SCORES, 9),

@@ -51,6 +51,28 @@ async def test_process_that_dies_is_started_again(spec: Spec) -> None:
         assert process.endpoints == {"at": "here"}
 
 
+async def test_what_a_process_does_until_it_is_ready_is_known(spec: Spec, tmp_path: Path) -> None:
+    go = tmp_path / "go"
+    os.mkfifo(go)
+    lines = '{"doing": "loading weights"}\\n{"told": "now"}'
+    told = asyncio.Event()
+
+    def heard(event: ProcessEvent) -> None:
+        if event.kind == "told":
+            told.set()
+
+    async with Supervisor(on_event=heard) as supervisor:
+        supervisor.start(
+            spec("a", f"print('{lines}', flush=True); open({str(go)!r}).read(); {SERVE}")
+        )
+        assert supervisor.waits_for == {"a": "starting"}
+        await asyncio.wait_for(told.wait(), DEADLINE_S)
+        assert supervisor.waits_for == {"a": "loading weights"}
+        await asyncio.to_thread(go.write_text, "")
+        await supervisor.wait_ready(DEADLINE_S)
+        assert supervisor.waits_for == {}
+
+
 async def test_a_process_that_is_late_dies_once_and_says_why(spec: Spec) -> None:
     events: list[ProcessEvent] = []
     twice = asyncio.Event()

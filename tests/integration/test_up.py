@@ -321,7 +321,8 @@ def _ends(descriptor: int) -> bool:
 def test_nobody_at_the_address_is_told_from_other_failures() -> None:
     result = call("status", "--address", "tcp://127.0.0.1:1")
     assert result.returncode == 3
-    assert result.stderr == "error: no router answers at tcp://127.0.0.1:1\n"
+    nobody = "error: no router answers at tcp://127.0.0.1:1: nothing listens there; "
+    assert result.stderr == f"{nobody}`rolloutbus ls` lists the fleets of this machine\n"
 
 
 def test_port_in_use_is_one_line_on_the_command_line() -> None:

@@ -10,6 +10,7 @@ from rolloutbus.bus.actor.process import (
     complain,
     on_stop_signal,
     run_actor,
+    tell_progress,
 )
 from rolloutbus.bus.actor.resources import keep_freed_memory
 from rolloutbus.trainer_adapter.store.actor import StoreActor
@@ -26,6 +27,7 @@ async def serve(settings: StoreSettings) -> ActorExit:
             settings, contents, BootClock(), on_joined=lambda bulk: announce_ready(bulk=bulk)
         )
         on_stop_signal(actor.stop)
+        tell_progress(f"joining the router at {settings.router.partition('#')[0]}")
         reason = await actor.run()
     finally:
         contents.close()

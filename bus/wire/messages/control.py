@@ -255,6 +255,8 @@ class ServerFacts(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Loaded adapters and their versions."""
     asleep: KindNames = msgspec.field(default_factory=list[str])
     """Memory tags released now."""
+    clock_ms: Natural = 0
+    """Milliseconds since 1970 by the clock of the worker's host when it answered; 0: not told."""
 
 
 class WorkerOutcome(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

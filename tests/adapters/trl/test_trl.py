@@ -56,6 +56,10 @@ class Training:
     def __init__(self, process: Process) -> None:
         self._process = process
 
+    def kill(self) -> None:
+        """End it at once."""
+        self._process.kill()
+
     async def step(self) -> Line | None:
         """What it tells of the next step; None at its end."""
         assert self._process.stdout is not None
@@ -166,6 +170,39 @@ async def test_async_grpo_knows_how_stale_its_samples_are(fleet: Fleet, train: T
     assert steps[0]["ratio"] == pytest.approx(1, abs=1e-4)
     stale = [line["sample/staleness_max"] for line in steps]
     assert 0 < max(stale) <= N_STALE, "it is asynchronous, within the bound"
+
+
+async def test_who_trains_the_same_policy_is_noticed(
+    fleet: Fleet, model: Path, *, is_exhaustive: bool
+) -> None:
+    if not is_exhaustive:
+        pytest.skip("left to `make nightly`")
+    process = await asyncio.create_subprocess_exec(
+        *(PYTHON, HERE / "two_trainers_program.py", fleet.address, model),
+        cwd=ROOT,
+        stdout=PIPE,
+        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)},
+    )
+    said, _ = await asyncio.wait_for(process.communicate(), DEADLINE_S)
+    assert process.returncode == 0
+    assert b"version_unavailable: policy 'default' is at version 2" in said
+
+
+async def test_a_killed_trainer_leaves_no_process(
+    fleet: Fleet, train: Train, *, is_exhaustive: bool
+) -> None:
+    if not is_exhaustive:
+        pytest.skip("left to `make nightly`")
+    async with (
+        train("async_program.py", N_STEPS) as trainer,
+        rolloutbus.connect(fleet.address) as client,
+    ):
+        assert await trainer.step() is not None
+        assert (await client.status()).n_clients > 1
+        trainer.kill()
+        async with asyncio.timeout(DEADLINE_S):
+            while (await client.status()).n_clients > 1:
+                pass
 
 
 def assert_on_policy(steps: list[Line]) -> None:

@@ -187,6 +187,20 @@ def test_who_waited_in_vain_is_told_that_the_workers_are_paused() -> None:
     )
 
 
+def test_who_waited_for_a_version_is_told_who_is_paused_and_what_each_has() -> None:
+    bus = Bus()
+    worker, client = bus.worker("w0", version=3), bus.client()
+    bus.worker("w1", version=4)
+    worker.state = "paused"
+    worker.heartbeat()
+    client.generate(versions="min:9", deadline_s=1)
+    bus.advance(1.5)
+    assert client.problem().message.endswith(
+        "at min:9 before the deadline: w0 is paused with version 3, w1 is ready with version 4; "
+        "`resume` lets it go on"
+    )
+
+
 def test_request_that_expires_while_all_workers_sleep_is_told_that_none_was_ready() -> None:
     bus = Bus()
     worker, client = bus.worker(), bus.client()
