@@ -34,7 +34,7 @@ export HF_HUB_OFFLINE ?= 1
 
 .DEFAULT_GOAL := help
 .PHONY: help venv check format format-check lint types unit test test-integration test-sglang test-peers test-adapters nightly fuzz \
-	weight-faults sim chaos demo bench docs pictures vectors release-checks release-audit clean
+	weight-faults sim chaos demo bench docs site pictures vectors release-checks release-audit clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-17s %s\n", $$1, $$2}' Makefile
@@ -52,7 +52,7 @@ PIP_INSTALL = python -m pip install -qq --disable-pip-version-check
 
 $(STAMP): pyproject.toml constraints.txt
 	$(call make_venv,$(VENV),2.6 GB with the CPU build of torch)
-	@$(BIN)/$(PIP_INSTALL) --editable '.[transformers,grammar,replay,gateway,otel,dev]' --constraint constraints.txt
+	@$(BIN)/$(PIP_INSTALL) --editable '.[transformers,grammar,replay,gateway,otel,dev,docs]' --constraint constraints.txt
 	@touch $@
 
 $(SGLANG_STAMP): pyproject.toml tests/sglang/requirements.txt $(SGLANG_NEEDS)
@@ -174,10 +174,18 @@ demo: $(STAMP) ## Train a tiny model over the bus with two workers; ARGS="--seed
 bench: $(STAMP) ## Measure the router against libzmq's own proxy
 	$(BIN)/python benchmarks/router_loop.py --json $(ARGS)
 
-docs: $(STAMP) ## Draw the life cycle tables and list limits and metrics into docs/
+docs: $(STAMP) ## Write what is made from the code into docs/: tables, command line, errors, options
 	$(BIN)/python docs/draw_life_cycles.py
 	$(BIN)/python docs/list_limits.py
 	$(BIN)/python docs/list_metrics.py
+	$(BIN)/python docs/list_commands.py
+	$(BIN)/python docs/list_errors.py
+	$(BIN)/python docs/list_engine_options.py
+	$(BIN)/python docs/list_supported.py
+
+site: export NO_MKDOCS_2_WARNING := 1
+site: $(STAMP) ## Build the pages as a site into site/, strictly: a dead link is an error
+	$(BIN)/mkdocs build --strict --quiet
 
 pictures: $(STAMP) ## Record small runs and draw the pictures of docs/; needs chromium; look at them
 	$(BIN)/python docs/draw_pictures.py
@@ -187,5 +195,5 @@ vectors: $(STAMP) ## Write the protocol's hex vectors again; read the diff befor
 	$(BIN)/python -m tests.conformance.make_vectors
 
 clean: ## Delete environments, build outputs and caches; runs/ stays
-	rm -rf $(VENV) .venv-* build dist *.egg-info .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) .venv-* build dist site *.egg-info .pytest_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

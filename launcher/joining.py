@@ -57,7 +57,7 @@ def new_invitation(
     known = router_addresses_beside(allow_list)
     pub = allow_list.absolute().with_name(ROUTER_PUB)
     if not router_key and not pub.exists():
-        raise SettingsError(f"there is no {pub}: say --address tcp://HOST:PORT#KEY, its public key")
+        raise SettingsError(f"there is no {pub}: say --router tcp://HOST:PORT#KEY, its public key")
     own = new_key_pair("invitation")
     is_member = rights.role in ("worker", "store")
     if told:
@@ -74,12 +74,12 @@ def new_invitation(
     if not token.address:
         raise SettingsError(
             f"where does the router listen? Start it, with its key beside {allow_list}, or say "
-            "--address tcp://HOST:PORT"
+            "--router tcp://HOST:PORT"
         )
     if is_wildcard(token.address):
         raise SettingsError(
             f"the router listens at {token.address}, every interface of its host: say with "
-            "--address tcp://HOST:PORT where the new host reaches it"
+            "--router tcp://HOST:PORT where the new host reaches it"
         )
     its_key = token.router_key.hex()
     require_reachable(token.address, SecuritySettings(key_file="later", server_keys=[its_key]))

@@ -341,7 +341,7 @@ class RolloutClient:
             **options: as of `generate`.
 
         Raises:
-            As `generate`.
+            BusError: as `generate`.
         """
         max_open = self.connection.settings.max_open
         if len(prompts) * n > max_open:  # before anything is made of them
@@ -371,7 +371,7 @@ class RolloutClient:
         iterator early aborts the request.
 
         Raises:
-            As `generate`.
+            BusError: as `generate`.
         Spec: docs/protocol.md, "Streams".
         """
         ask = ask_of(prompt, sampling, stream=True, **options)
@@ -428,8 +428,9 @@ class RolloutClient:
         """Wait for the result of a detached request; giving up leaves it where it is.
 
         Raises:
-            As `generate`. Refused with code `unknown_request` if nobody holds it; PeerLost if
-            its worker was lost and nobody else has the prompt.
+            Refused: nobody holds it; code `unknown_request`.
+            PeerLost: its worker was lost and nobody else has the prompt.
+            BusError: anything else, as `generate`.
         """
         return rollout_in(await self.connection.ask(_attach(rid), deadline_s))
 
