@@ -71,7 +71,13 @@ def enrolled(listed: KeyList, invite_key: str, key: str, now_s: float) -> KeyLis
     """
     invite = next((each for each in listed.invites if each.key == invite_key), None)
     if invite is None:
-        raise _refused("invite_unknown", "this invitation was withdrawn: ask for another one")
+        raise Refused(
+            Problem(
+                "invite_unknown",
+                "this invitation was withdrawn: ask for another one",
+                "not_started",
+            )
+        )
     if invite.used_by:
         if invite.used_by == key:
             return listed  # the answer was lost, and it asks again
@@ -79,11 +85,21 @@ def enrolled(listed: KeyList, invite_key: str, key: str, now_s: float) -> KeyLis
             f"this invitation was used before, by the key {invite.used_by}; if that is none of "
             f"yours, have it revoked (`rolloutbus keys revoke {invite.used_by}`)"
         )
-        raise _refused("invite_used", why)
+        raise Refused(Problem("invite_used", why, "not_started"))
     if now_s >= invite.expires_at:
-        raise _refused("invite_expired", "this invitation has expired: ask for another one")
+        raise Refused(
+            Problem(
+                "invite_expired", "this invitation has expired: ask for another one", "not_started"
+            )
+        )
     if not is_public_key(key) or any(each.key == key for each in listed.principals):
-        raise _refused("bad_request", "this is no public key, or one that has rights already")
+        raise Refused(
+            Problem(
+                "bad_request",
+                "this is no public key, or one that has rights already",
+                "not_started",
+            )
+        )
     used = msgspec.structs.replace(invite, used_by=key)
     return KeyList(
         [*listed.principals, invite.principal(key)],
@@ -109,10 +125,6 @@ def with_invite(listed: KeyList, invite: Invite) -> KeyList:
 def without_old(invites: Sequence[Invite], now_s: float) -> list[Invite]:
     """Those of which it is still worth saying what became of them."""
     return [each for each in invites if now_s < each.expires_at + REMEMBERED_S]
-
-
-def _refused(code: str, message: str) -> Refused:
-    return Refused(Problem(code, message, "not_started"))
 
 
 KeyBytes = Annotated[bytes, msgspec.Meta(min_length=KEY_BYTES, max_length=KEY_BYTES)]
@@ -164,4 +176,4 @@ def read_token(text: str) -> Token:
             if xxhash.xxh32_digest(content) == check:
                 return msgspec.msgpack.decode(content, type=Token)
     why = "this is no token, or not the whole of one: copy all that `keys invite` has printed"
-    raise _refused("invite_malformed", why)
+    raise Refused(Problem("invite_malformed", why, "not_started"))

@@ -46,12 +46,50 @@ CODES: Mapping[str, Code] = {
         "nobody of that name is live; of a `generate`: nor expected to be",
         "Look at the names in `rolloutbus status`, or leave `worker=` out.",
     ),
+    "unknown_policy": Code(
+        ("refused",),
+        ("not_started",),
+        "no worker of that policy is here or expected, and none came within 10 s; the message names "
+        "the policies that there are",
+        "Correct `policy=`, or start a worker of it: `rolloutbus worker --policy NAME`.",
+    ),
     "unknown_request": Code(
         ("refused",),
         ("not_started",),
         "no detached request of that name is held",
         "Ask `client.reattach()` which are held. One that nobody asked for is dropped after a "
         "while: generate it again.",
+    ),
+    "invite_malformed": Code(
+        ("refused",),
+        ("not_started",),
+        "what `keys join` was given is no token, or not the whole of one",
+        "Copy the whole line that `rolloutbus keys invite` has printed.",
+    ),
+    "invite_expired": Code(
+        ("refused",),
+        ("not_started",),
+        "the invitation was good until a time that has passed",
+        "Make another one: `rolloutbus keys invite`, with more `--minutes` if need be.",
+    ),
+    "invite_used": Code(
+        ("refused",),
+        ("not_started",),
+        "another key was let in by this invitation; the message names it",
+        "If that key is none of yours, revoke it: `rolloutbus keys revoke KEY`. Then make another "
+        "invitation.",
+    ),
+    "invite_unknown": Code(
+        ("refused",),
+        ("not_started",),
+        "the router knows no such invitation: it was withdrawn, or is of another fleet",
+        "Make another one on the router's host: `rolloutbus keys invite`.",
+    ),
+    "enrolment_failed": Code(
+        ("refused",),
+        ("not_started",),
+        "the router cannot write its allow-list",
+        "The router's log says why. Let it write the directory of its allow-list, and join again.",
     ),
     "unknown_session": Code(
         ("refused",),
