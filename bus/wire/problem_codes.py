@@ -49,8 +49,8 @@ CODES: Mapping[str, Code] = {
     "unknown_policy": Code(
         ("refused",),
         ("not_started",),
-        "no worker of that policy is here or expected, and none came within 10 s; the message names "
-        "the policies that there are",
+        "no worker of that policy is here or expected, and none came within 10 s; the message "
+        "names the policies that there are",
         "Correct `policy=`, or start a worker of it: `rolloutbus worker --policy NAME`.",
     ),
     "unknown_request": Code(
