@@ -18,11 +18,14 @@ SGLANG_VENV := .venv-sglang$(if $(filter-out $(SGLANG_DEFAULT),$(SGLANG)),-$(SGL
 SGLANG_STAMP := $(SGLANG_VENV)/.installed
 SGLANG_NEEDS := tests/sglang/requirements-$(SGLANG).txt
 PEERS_VENV := .venv-peers
+DEPLOY_VENV := .venv-deploy
+RELEASE_VENV := .venv-release
 ADAPTERS := skyrl-0.3 trl
 # Those for which a commit's 25 minutes leave no room.
 ADAPTERS_NIGHTLY := areal art ray skyrl-0.2 verl
 PEERS_NEEDS := tests/peers/requirements.txt tests/peers/requirements-alone.txt
-UNIT := $(wildcard tests/unit tests/stateful tests/conformance tests/architecture tests/fuzz)
+# What one process has to do alone comes first.
+UNIT := $(wildcard tests/architecture tests/stateful tests/fuzz tests/conformance tests/unit)
 
 # The machine's cores belong to several processes at once; each one computes on one thread.
 export OMP_NUM_THREADS ?= 1
@@ -31,7 +34,7 @@ export HF_HUB_OFFLINE ?= 1
 
 .DEFAULT_GOAL := help
 .PHONY: help venv check format format-check lint types unit test test-integration test-sglang test-peers test-adapters nightly fuzz \
-	weight-faults sim chaos demo bench docs pictures vectors clean
+	weight-faults sim chaos demo bench docs site pictures vectors release-checks release-audit clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-17s %s\n", $$1, $$2}' Makefile
@@ -49,7 +52,7 @@ PIP_INSTALL = python -m pip install -qq --disable-pip-version-check
 
 $(STAMP): pyproject.toml constraints.txt
 	$(call make_venv,$(VENV),2.6 GB with the CPU build of torch)
-	@$(BIN)/$(PIP_INSTALL) --editable '.[transformers,grammar,replay,gateway,otel,dev]' --constraint constraints.txt
+	@$(BIN)/$(PIP_INSTALL) --editable '.[transformers,grammar,replay,gateway,otel,dev,docs]' --constraint constraints.txt
 	@touch $@
 
 $(SGLANG_STAMP): pyproject.toml tests/sglang/requirements.txt $(SGLANG_NEEDS)
@@ -63,6 +66,18 @@ $(PEERS_VENV)/.installed: $(PEERS_NEEDS)
 	$(call make_venv,$(PEERS_VENV),0.2 GB)
 	@$(PEERS_VENV)/bin/$(PIP_INSTALL) --requirement $(word 1,$(PEERS_NEEDS))
 	@$(PEERS_VENV)/bin/$(PIP_INSTALL) --no-deps --requirement $(word 2,$(PEERS_NEEDS))
+	@touch $@
+
+# Programs that look at the files of deploy/; tests find them there.
+$(DEPLOY_VENV)/.installed: tests/deploy/requirements.txt
+	$(call make_venv,$(DEPLOY_VENV),0.2 GB)
+	@$(DEPLOY_VENV)/bin/$(PIP_INSTALL) --requirement $<
+	@touch $@
+
+# Programs that look at what is released; they would only be in the way in .venv.
+$(RELEASE_VENV)/.installed: tests/release/requirements.txt
+	$(call make_venv,$(RELEASE_VENV),0.2 GB)
+	@$(RELEASE_VENV)/bin/$(PIP_INSTALL) --requirement $<
 	@touch $@
 
 # A framework's environment has what .venv has, and on top what the framework asks for; and what is
@@ -94,15 +109,15 @@ types: $(STAMP) ## Check types with pyright, strict
 	$(BIN)/pyright
 
 unit: $(STAMP) ## Unit, stateful, conformance, fuzz and architecture tests; ARGS="-k name"
-	$(BIN)/python -m pytest -n $(JOBS) -m "not integration and not gpu and not simulation" \
+	$(BIN)/python -m pytest -n $(JOBS) --dist loadgroup -m "not integration and not gpu and not simulation" \
 		$(UNIT) $(ARGS)
 
 test: export FUZZ_SECONDS ?= 20
-test: $(STAMP) ## The whole test suite, without a GPU; ARGS="-k name -x" leaves test-sglang out
+test: $(STAMP) $(DEPLOY_VENV)/.installed ## The whole test suite, without a GPU; ARGS="-k name -x" leaves test-sglang out
 	$(BIN)/python -m pytest $(SPREAD) -m "not gpu and not sglang and not peers and not adapters" tests $(ARGS)
 	$(if $(ARGS),,$(MAKE) test-peers test-adapters test-sglang)
 
-test-integration: $(STAMP) ## Only the tests with real sockets and processes
+test-integration: $(STAMP) $(DEPLOY_VENV)/.installed ## Only the tests with real sockets and processes
 	$(BIN)/python -m pytest $(SPREAD) -m "integration and not gpu and not sglang and not peers and not adapters" tests $(ARGS)
 
 test-adapters: $(addprefix test-adapter-,$(ADAPTERS)) ## Real trainers on a fleet; one: make test-adapter-trl
@@ -120,9 +135,10 @@ test-sglang: $(SGLANG_STAMP) ## Tests with the real SGLang on the CPU; SGLANG=0.
 		tests/sglang $(ARGS)
 
 nightly: export FUZZ_SECONDS ?= 600
-nightly: $(STAMP) ## Everything in full: all cases, 2,000 seeds, chaos, weight matrix, fuzz, both SGLangs
+nightly: $(STAMP) $(DEPLOY_VENV)/.installed ## Everything in full: all cases, 2,000 seeds, chaos, weight matrix, fuzz, both SGLangs
 	$(BIN)/python -m pytest $(SPREAD) --exhaustive -m "not gpu and not sglang and not peers and not adapters" tests
-	$(MAKE) test-peers test-adapters $(addprefix test-adapter-,$(ADAPTERS_NIGHTLY))
+	$(MAKE) test-peers
+	$(MAKE) test-adapters $(addprefix test-adapter-,$(ADAPTERS_NIGHTLY)) ARGS=--exhaustive
 	$(MAKE) sim ARGS="--mutants --single-faults --jobs $(JOBS)"
 	$(MAKE) chaos ARGS=--quiet
 	$(MAKE) weight-faults ARGS=
@@ -146,16 +162,30 @@ chaos: $(STAMP) ## Break a real fleet and account for every request; ARGS="--fau
 weight-faults: $(STAMP) ## Kill each party in each phase of a weight update; ARGS="--seed 1"
 	$(BIN)/python -m tests.drills.weights $(ARGS)
 
+release-checks: $(RELEASE_VENV)/.installed ## Build, check metadata, install on each Python, list what comes along; PYTHONS="3.11 3.13"
+	.ci/release-checks
+
+release-audit: $(RELEASE_VENV)/.installed ## Known vulnerabilities of what is installed; needs the network
+	.ci/release-audit $(ARGS)
+
 demo: $(STAMP) ## Train a tiny model over the bus with two workers; ARGS="--seed 1"
 	$(BIN)/rolloutbus demo $(ARGS)
 
 bench: $(STAMP) ## Measure the router against libzmq's own proxy
 	$(BIN)/python benchmarks/router_loop.py --json $(ARGS)
 
-docs: $(STAMP) ## Draw the life cycle tables and list limits and metrics into docs/
+docs: $(STAMP) ## Write what is made from the code into docs/: tables, command line, errors, options
 	$(BIN)/python docs/draw_life_cycles.py
 	$(BIN)/python docs/list_limits.py
 	$(BIN)/python docs/list_metrics.py
+	$(BIN)/python docs/list_commands.py
+	$(BIN)/python docs/list_errors.py
+	$(BIN)/python docs/list_engine_options.py
+	$(BIN)/python docs/list_supported.py
+
+site: export NO_MKDOCS_2_WARNING := 1
+site: $(STAMP) ## Build the pages as a site into site/, strictly: a dead link is an error
+	$(BIN)/mkdocs build --strict --quiet
 
 pictures: $(STAMP) ## Record small runs and draw the pictures of docs/; needs chromium; look at them
 	$(BIN)/python docs/draw_pictures.py
@@ -165,5 +195,5 @@ vectors: $(STAMP) ## Write the protocol's hex vectors again; read the diff befor
 	$(BIN)/python -m tests.conformance.make_vectors
 
 clean: ## Delete environments, build outputs and caches; runs/ stays
-	rm -rf $(VENV) .venv-* build dist *.egg-info .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) .venv-* build dist site *.egg-info .pytest_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -20,6 +20,8 @@ ROWS: dict[str, Sequence[str]] = {
     "rolloutbus.connect": ("-c", "from rolloutbus import connect"),
     "rolloutbus --version": ("-m", "rolloutbus.cli.main", "--version"),
     "rolloutbus status --help": ("-m", "rolloutbus.cli.main", "status", "--help"),
+    "rolloutbus up --help": ("-m", "rolloutbus.cli.main", "up", "--help"),
+    "rolloutbus --help": ("-m", "rolloutbus.cli.main", "--help"),
 }
 
 

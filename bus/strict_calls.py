@@ -115,7 +115,8 @@ def unknown_keyword(
         within: keyword -> names of fields of the value that it takes.
     """
     begin = f"{call}() has no parameter {name!r}"
-    if meant := nearest(name, names):
+    is_known = any(MEANT.get(name) in fields for fields in within.values())  # of another library
+    if not is_known and (meant := nearest(name, names)):
         return TypeError(f"{begin}; did you mean {meant}=?")
     for holder, fields in within.items():
         if holder in names and (meant := name if name in fields else nearest(name, fields)):

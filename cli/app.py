@@ -4,16 +4,30 @@ import importlib
 from typing import Annotated, Any
 
 import typer
-from typer.core import TyperGroup
+from typer.core import (
+    CompletionItem,  # pyright: ignore[reportPrivateImportUsage] - the type that `shell_complete` returns
+    TyperGroup,
+)
 from typer.main import get_group
 
 from rolloutbus.bus.wire.near_names import nearest
 from rolloutbus.cli.interrupts import leaving_at_once
+from rolloutbus.cli.verbs import VerbGroup, Verbs
 from rolloutbus.launcher.version import DISTRIBUTION, installed_version
 
 HELP = """A message bus between RL trainers and inference engines.
 
-Exit status: 0 done, 1 failed, 2 usage, 3 no router answers, 130 Ctrl-C, 143 SIGTERM.
+Begin with `rolloutbus up`; `rolloutbus COMMAND --help` explains a command.
+
+Exit status of every command:
+
+\b
+  0    done
+  1    failed: it was understood, and could not be done
+  2    usage: an argument or a setting is wrong
+  3    no router answers, or no such fleet runs here
+  130  ended by Ctrl-C
+  143  ended by SIGTERM
 """
 
 
@@ -32,26 +46,31 @@ MODULES = {
     "metrics": "gateway",
     "pause": "control",
     "resume": "control",
+    "scale": "scale",
+    "restart": "scale",
+    "drain": "scale",
     "weights": "weights",
     "router": "actors",
     "store": "actors",
     "worker": "actors",
     "keys": "keys",
-    "record": "record",
-    "replay": "replay",
-    "export": "export",
-    "inspect": "inspect",
+    "record": "journals.record",
+    "play": "journals.play",
+    "replay": "journals.replay",
+    "export": "journals.export",
+    "inspect": "journals.inspect",
     "doctor": "doctor",
     "tail": "tail",
     "forward": "forward",
-    "timeline": "timeline",
+    "timeline": "journals.timeline",
     "top": "top",
     "demo": "demo",
+    "completion": "completion",
 }
 """Command -> its module in `commands/`. All but `--help` import only the one that is asked for."""
 
 
-class CommandGroup(TyperGroup):
+class CommandGroup(VerbGroup):
     """All of MODULES."""
 
     def list_commands(self, ctx: Any) -> list[str]:  # noqa: ANN401 - click's, as typer has it
@@ -70,8 +89,16 @@ class CommandGroup(TyperGroup):
             app = importlib.import_module(f"rolloutbus.cli.commands.{module}").app
         return get_group(app).get_command(ctx, cmd_name)
 
+    def shell_complete(self, ctx: Any, incomplete: str) -> Any:  # noqa: ANN401 - as above
+        """Their names, without the sentences, for which every module would be imported."""
+        names = [name for name in MODULES if name.startswith(incomplete)]
+        return [
+            *map(CompletionItem, names),
+            *super(TyperGroup, self).shell_complete(ctx, incomplete),
+        ]
 
-app = typer.Typer(
+
+app = Verbs(
     name=DISTRIBUTION,
     cls=CommandGroup,
     help=HELP,
@@ -87,7 +114,8 @@ app = typer.Typer(
 @app.callback()
 def _top(
     show_version: Annotated[
-        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Show it.")
+        bool,
+        typer.Option("--version", callback=_print_version, is_eager=True, help="Show the version."),
     ] = False,
 ) -> None:
     """See HELP."""

@@ -1,11 +1,13 @@
 """Command-line options that several commands share."""
 
-from collections.abc import Iterator, Sequence
+import math
+from collections.abc import Iterator
 from typing import Annotated, Any, Literal
 
 import msgspec
 import typer
 
+from rolloutbus.bus.wire.errors import SettingsError
 from rolloutbus.bus.wire.near_names import nearest
 from rolloutbus.launcher.on_ray.launcher import RayLauncher
 
@@ -40,7 +42,7 @@ def engine_options(
         typer.BadParameter: an option that this engine, or any, does not have.
     """
     options = parse_engine_options(plain)
-    arguments: dict[str, object] = dict(_arguments(context.args))
+    arguments: dict[str, object] = dict(_arguments(context))
     if tp > 1:
         arguments["tp_size"] = tp
     if engine != "sglang" and (arguments or text):
@@ -55,14 +57,14 @@ def engine_options(
     return options
 
 
-def _arguments(words: Sequence[str]) -> Iterator[tuple[str, object]]:
+def _arguments(context: typer.Context) -> Iterator[tuple[str, object]]:
     """(name, value as text) of each; a name without a value is switched on."""
-    rest = list(words)
+    rest = list(context.args)
     while rest:
         word = rest.pop(0)
         name, equals, value = word.removeprefix(PREFIX).partition("=")
         if not word.startswith(PREFIX) or not name:
-            raise typer.BadParameter(f"there is no {word!r} here; see --help")
+            raise typer.BadParameter(_unknown(context, word.partition("=")[0]))
         name = name.replace("-", "_")
         if equals:
             yield name, value
@@ -70,6 +72,15 @@ def _arguments(words: Sequence[str]) -> Iterator[tuple[str, object]]:
             yield name, rest.pop(0)
         else:
             yield name, True
+
+
+def _unknown(context: typer.Context, word: str) -> str:
+    """Says that a command has no such option, and what may have been meant."""
+    if word == "-o":
+        return "-o is no option here: those of the engine are -e NAME=VALUE (--engine-option)"
+    known = [name for each in context.command.params for name in each.opts]
+    near = nearest(word, known)
+    return f"there is no {word!r} here; " + (f"did you mean {near}?" if near else "see --help")
 
 
 def not_empty(context: typer.Context, option: typer.CallbackParam, value: str) -> str:
@@ -87,9 +98,9 @@ def not_empty(context: typer.Context, option: typer.CallbackParam, value: str) -
 Address = Annotated[
     str,
     typer.Option(
-        "--name",
         "--address",
         "-a",
+        "--name",
         metavar="NAME|ENDPOINT",
         callback=not_empty,
         help="Which fleet: its name (see `rolloutbus ls`), or where its router listens for "
@@ -99,10 +110,23 @@ Address = Annotated[
 OwnAddress = Annotated[
     str,
     typer.Option(
-        "--address", metavar="ENDPOINT", help="Where clients connect. Default: a fresh one."
+        "--address", "-a", metavar="ENDPOINT", help="Where clients connect. Default: a fresh one."
     ),
 ]
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, for scripts.")]
+Quiet = Annotated[
+    bool, typer.Option("--quiet", "-q", help="No progress; without a terminal there is none.")
+]
+OnlyJson = Annotated[
+    bool,
+    typer.Option(
+        "--quiet",
+        "-q",
+        "--json",
+        help="No progress, which only a terminal gets; the line of JSON comes in any case.",
+    ),
+]
+"""Of the services, which print one line of JSON when they are ready."""
 YourKey = Annotated[
     str,
     typer.Option(
@@ -113,12 +137,22 @@ YourKey = Annotated[
     ),
 ]
 KeyFile = Annotated[
-    str, typer.Option("--key", metavar="FILE", help="This actor's key pair; see `keys new`.")
+    str,
+    typer.Option("--key", "-k", metavar="FILE", help="This actor's key pair; see `keys new`."),
 ]
 AllowFile = Annotated[
-    str, typer.Option("--allow-list", metavar="FILE", help="Who may connect; see `keys allow`.")
+    str,
+    typer.Option(
+        "--allow-list",
+        "-l",
+        metavar="FILE",
+        help="Who may connect; see `keys allow`. A worker or store needs none: the router hands it "
+        "its own.",
+    ),
 ]
-Deadline = Annotated[float, typer.Option("--deadline", min=0.001, help="Seconds from now.")]
+Deadline = Annotated[
+    float, typer.Option("--deadline", metavar="SECONDS", min=0.001, help="From now on.")
+]
 DeadLetters = Annotated[
     str,
     typer.Option(
@@ -160,7 +194,7 @@ ProfileDir = Annotated[
     str, typer.Option(metavar="DIR", help="Let start_profile write into this directory.")
 ]
 RunDir = Annotated[
-    str, typer.Option(metavar="PATH", help="For sockets and logs. Default: a temporary one.")
+    str, typer.Option(metavar="DIR", help="For sockets and logs. Default: a temporary one.")
 ]
 WithTap = Annotated[
     bool, typer.Option("--tap", help="Let `record` hear all that the router hears and says.")
@@ -177,14 +211,17 @@ EngineOptions = Annotated[
     list[str] | None,
     typer.Option(
         "--engine-option",
-        "-o",
+        "-e",
         metavar="NAME=VALUE",
-        help="An option of the engine, e.g. -o slots=64; may be repeated.",
+        help="An option of the engine, e.g. -e slots=64; may be repeated.",
     ),
 ]
 Launcher = Annotated[
     Literal["local", "ray"],
-    typer.Option(help="`local`: processes of this one; `ray`: actors on the nodes of a cluster."),
+    typer.Option(
+        metavar="local|ray",
+        help="`local`: processes of this one; `ray`: actors on the nodes of a cluster.",
+    ),
 ]
 RayOptions = Annotated[
     list[str] | None,
@@ -195,6 +232,25 @@ RayOptions = Annotated[
         "repeated.",
     ),
 ]
+
+
+MAX_SPEED = "max"
+Speed = Annotated[str, typer.Option(metavar="1|10|max", help="How many times as fast as it was.")]
+
+
+def speed_of(text: str) -> float:
+    """The number that `--speed` means; `max`: infinite.
+
+    Raises:
+        SettingsError: it is none above 0.
+    """
+    try:
+        speed = math.inf if text == MAX_SPEED else float(text)
+    except ValueError:
+        speed = math.nan
+    if not speed > 0:
+        raise SettingsError(f"speed: {text!r} is neither a number above 0 nor {MAX_SPEED!r}")
+    return speed
 
 
 def example(text: str) -> str:

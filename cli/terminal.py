@@ -11,7 +11,9 @@
 import asyncio
 import os
 import signal
+import socket
 import sys
+import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from enum import IntEnum, unique
@@ -21,6 +23,7 @@ import msgspec
 import typer
 import uvloop
 
+from rolloutbus.bus.security.key_files import router_addresses_beside
 from rolloutbus.bus.wire.errors import BusError, PeerLost, ProcessFailed, SettingsError
 from rolloutbus.launcher.discovery import NoSuchFleet, find_fleet
 
@@ -29,6 +32,9 @@ if TYPE_CHECKING:
     from rolloutbus.trainer_adapter.client.core.settings import ClientSettings
 
 CONNECT_TIMEOUT_S = 3.0
+REFUSED_S = 1.0
+"""How long a refused connection is tried again."""
+REFUSED_LOOK_S = 0.1
 
 T = TypeVar("T")
 
@@ -97,6 +103,13 @@ def print_json(value: object, enc_hook: Callable[[Any], Any] | None = None) -> N
     sys.stdout.flush()
 
 
+def harmless(text: str) -> str:
+    """Replaces control characters, so that a model's text cannot control the terminal."""
+    return "".join(
+        c if c.isprintable() or c in "\n\t" else "\N{REPLACEMENT CHARACTER}" for c in text
+    )
+
+
 def by_name(each: "_Named") -> tuple[int, str]:
     """A key for sorting: w10 comes after w9."""
     return len(each.name), each.name
@@ -117,7 +130,8 @@ def client_settings(address: str, key_file: str = "", name: str = "cli") -> "Cli
     """Settings of a client called `name`; a key gives it its own name.
 
     Args:
-        address: an endpoint, or a fleet's name; empty: the only fleet that runs here.
+        address: an endpoint, or a fleet's name; empty: the one of `router.json` beside your key,
+            or else the only fleet that runs here.
         key_file: your key; empty: the fleet's own one, if it is found by name.
         name: of the client.
 
@@ -128,6 +142,8 @@ def client_settings(address: str, key_file: str = "", name: str = "cli") -> "Cli
     from rolloutbus.trainer_adapter.client.client import settings_for  # noqa: PLC0415 - as in `connected`
 
     endpoint = address
+    if not address and key_file:
+        endpoint = address = router_addresses_beside(key_file).frontend
     if "://" not in address:
         if ":" in address:
             raise SettingsError(
@@ -167,8 +183,40 @@ async def connected(address: str, key_file: str = "") -> "AsyncGenerator[Rollout
     # Usage and help come without what only a client needs.
     from rolloutbus.trainer_adapter.client.client import RolloutClient  # noqa: PLC0415
 
-    async with reached(RolloutClient(client_settings(address, key_file))) as client:
+    settings = client_settings(address, key_file)
+    await _require_listener(settings.router)
+    async with reached(RolloutClient(settings)) as client:
         yield client
+
+
+async def _require_listener(endpoint: str) -> None:
+    """Raises Unreachable at once if the kernel knows that nothing listens there.
+
+    A router that is being started again gets a moment. Anything else is for the client to find out.
+    """
+    scheme, _, place = endpoint.partition("#")[0].partition("://")
+    until = time.monotonic() + REFUSED_S
+    while True:
+        try:
+            async with asyncio.timeout(REFUSED_S):
+                if scheme == "ipc":
+                    _, writer = await asyncio.open_unix_connection(place)
+                else:
+                    host, _, port = place.rpartition(":")
+                    _, writer = await asyncio.open_connection(host.strip("[]"), port)
+            writer.close()
+        except (ConnectionRefusedError, FileNotFoundError, socket.gaierror) as error:
+            if time.monotonic() > until:
+                why = error.strerror if isinstance(error, socket.gaierror) else "nothing listens"
+                raise Unreachable(
+                    f"no router answers at {endpoint}: {why} there; "
+                    "`rolloutbus ls` lists the fleets of this machine"
+                ) from error
+            await asyncio.sleep(REFUSED_LOOK_S)
+        except (OSError, ValueError):
+            return
+        else:
+            return
 
 
 def ask(address: str, key_file: str, question: "Callable[[RolloutClient], Awaitable[T]]") -> T:

@@ -1,7 +1,7 @@
 """Writes tables of docs/protocol.md from where the code has them: `make docs`.
 
-These are the commands, the counters, the limit of every field on the wire, from its type, and the
-times, from settings.
+These are the commands, the counters, the codes of errors, the limit of every field on the wire,
+from its type, and the times, from settings.
 """
 
 import re
@@ -27,6 +27,7 @@ from rolloutbus.bus.wire.counters import (
 )
 from rolloutbus.bus.wire.entry import Placement, TracedEntry
 from rolloutbus.bus.wire.messages.control import FleetOutcome
+from rolloutbus.bus.wire.problem_codes import CODES
 from rolloutbus.engine_worker.host import __main__ as engine_host
 from rolloutbus.engine_worker.prefixes import PACE_S
 from rolloutbus.engine_worker.settings import HostSettings, StreamSettings
@@ -51,6 +52,8 @@ BEGIN_COMMANDS = "<!-- commands: made by `make docs` -->\n"
 END_COMMANDS = "<!-- end of commands -->\n"
 BEGIN_COUNTERS = "<!-- counters: made by `make docs` -->\n"
 END_COUNTERS = "<!-- end of counters -->\n"
+BEGIN_CODES = "<!-- codes: made by `make docs` -->\n"
+END_CODES = "<!-- end of codes -->\n"
 HOUR_S = 3600.0
 
 CHECKED_BY_VALUE = {
@@ -120,6 +123,15 @@ def counters() -> str:
         for name, sentence in table.items()
     ]
     return "| name | in | what |\n|---|---|---|\n" + "".join(lines)
+
+
+def codes() -> str:
+    """The table of codes of errors."""
+    lines = [
+        f"| `{name}` | {', '.join(code.endings)} | {', '.join(code.outcomes)} | {code.meaning} |\n"
+        for name, code in CODES.items()
+    ]
+    return "| code | ending | outcome | meaning |\n|---|---|---|---|\n" + "".join(lines)
 
 
 def times() -> str:
@@ -292,6 +304,7 @@ if __name__ == "__main__":
     listed = page_with(rows(), page_with(times(), text, BEGIN_TIMES, END_TIMES))
     listed = page_with(commands(), listed, BEGIN_COMMANDS, END_COMMANDS)
     listed = page_with(counters(), listed, BEGIN_COUNTERS, END_COUNTERS)
+    listed = page_with(codes(), listed, BEGIN_CODES, END_CODES)
     if sys.argv[1:] == ["--check"]:
         sys.exit(0 if text == listed else "docs/protocol.md has other tables: run `make docs`")
     PAGE.write_text(listed)

@@ -6,18 +6,25 @@ from rolloutbus.bus.actor.process import (
     ActorExit,
     announce_ready,
     complain,
+    dismissed_exit,
     on_stop_signal,
     run_actor,
+    warn,
 )
 from rolloutbus.engine_worker.settings import WorkerSettings
 from rolloutbus.engine_worker.worker.actor import WorkerActor
 
 
 async def serve(settings: WorkerSettings) -> ActorExit:
-    """Work until a stop signal, a `shutdown`, a newer process of this name, or a dead engine."""
+    """Work until a stop signal, a `shutdown`, a newer process of this name, or a dead engine.
+
+    SIGTERM lets what runs end first, for as long as `drain_s` says; SIGINT does not wait.
+    """
     actor = WorkerActor(settings, on_joined=lambda stream: announce_ready(stream=stream))
-    on_stop_signal(actor.stop)
+    on_stop_signal(actor.stop, drain=actor.drain)
     reason = await actor.run()
+    if settings.drain_s and reason == "shutdown" and actor.core.n_running:
+        warn(f"{actor.core.n_running} requests had not ended; their clients go on elsewhere")
     if reason.startswith("engine_failed"):
         complain(reason)
         return ActorExit.ENGINE
@@ -30,6 +37,8 @@ async def serve(settings: WorkerSettings) -> ActorExit:
             "not these; a process that starts anew takes this fleet's"
         )
         return ActorExit.FAILED
+    if (refused := dismissed_exit(reason)) is not None:
+        return refused
     return ActorExit.REPLACED if reason == "replaced" else ActorExit.STOPPED
 
 

@@ -73,6 +73,8 @@ class EngineFacts:
     """Name -> version of what the engine is made of."""
     lost: Mapping[str, str] = field(default_factory=dict[str, str])
     """Features that what is installed cannot carry, and why. `processor:*`: all processors."""
+    is_made_up: bool = False
+    """Its first weights, version 0, are made up: they stand in for those that a trainer brings."""
 
 
 @dataclass(frozen=True, slots=True)

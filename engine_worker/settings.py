@@ -1,5 +1,6 @@
 """Settings of one worker: read once, checked on construction."""
 
+import math
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -7,7 +8,12 @@ import msgspec
 
 from rolloutbus.bus.security.keys import SecuritySettings
 from rolloutbus.bus.settings import LeaseSettings
-from rolloutbus.bus.transport.endpoints import is_local, require_bindable, require_reachable
+from rolloutbus.bus.transport.endpoints import (
+    check_advertised,
+    is_local,
+    require_bindable,
+    require_reachable,
+)
 from rolloutbus.bus.wire.errors import SettingsError
 from rolloutbus.bus.wire.validation import check_name
 
@@ -51,11 +57,15 @@ class WorkerSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     router: str
     """Endpoint of the router's backend socket."""
     policy: str = "default"
-    stream: str = "tcp://127.0.0.1:0"
-    """Where tokens are published; port 0 takes a free one."""
+    stream: str = ""
+    """Where tokens are published; port 0 takes a free one. Empty: a free port of the interface that
+    faces the router, which is the loopback if the router's address is."""
     relay: str = ""
     """Where other workers may pull weights that this one holds; not those that it maps or has on a
     GPU. Empty: with keys, and `stream` beyond this machine, on that same address; else nowhere."""
+    advertise: str = ""
+    """Host that peers are told instead of that of `stream` and `relay`, with the same ports: for
+    networks that translate addresses. Empty: the one that is listened on."""
     weights_root: str = ""
     """Directory in which a store's versions and adapters may be read from files; empty: none."""
     save_targets: dict[str, str] = msgspec.field(default_factory=dict[str, str])
@@ -69,8 +79,12 @@ class WorkerSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     streams: StreamSettings = StreamSettings()
     host: HostSettings = HostSettings()
     outbox_limit_bytes: int = 1 << 30
+    drain_s: float = 0.0
+    """After SIGTERM the worker takes no more, and what runs may take so long to end; 0: it leaves
+    at once. Either way clients go on elsewhere with what has not ended."""
     security: SecuritySettings | None = None
-    """Keys and allow-list; None: this machine only, without keys."""
+    """Keys; without an allow-list of its own the router hands one over. None: this machine only,
+    without keys."""
     exit_with_parent: bool = False
     """Die with the process that started this one."""
 
@@ -81,16 +95,29 @@ class WorkerSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         for field, path in (("profile_dir", self.profile_dir), *self.save_targets.items()):
             if path and "://" not in path and not path.startswith("/"):
                 raise SettingsError(f"{field}: {path!r} is no absolute path")
+        if not 0 <= self.drain_s < math.inf:
+            raise SettingsError(f"drain_s: {self.drain_s} is no number of seconds from 0 on")
         require_reachable(self.router, self.security)
-        require_bindable(self.stream, self.security, is_announced=True)
-        if self.relay:
-            require_bindable(self.relay, self.security, is_router=True, is_announced=True)
+        if self.advertise:
+            check_advertised(self.advertise)
+        for endpoint, is_router in ((self.stream, False), (self.relay, True)):
+            if endpoint:
+                require_bindable(
+                    endpoint,
+                    self.security,
+                    is_router=is_router,
+                    is_announced=not self.advertise,
+                    is_member=True,
+                )
 
     @property
     def relay_endpoint(self) -> str:
-        """Where to serve weights, a free port of the right address; empty: nowhere."""
+        """Where to serve weights, a free port of the right address; empty: nowhere.
+
+        Of a worker that has begun: its `stream` is known by then.
+        """
         has_keys = self.security is not None and bool(self.security.key_file)
-        if self.relay or not has_keys or is_local(self.stream):
+        if self.relay or not has_keys or not self.stream or is_local(self.stream):
             return self.relay
         host = urlsplit(self.stream).netloc.rpartition(":")[0]
         return f"tcp://{host}:0"

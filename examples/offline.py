@@ -1,7 +1,7 @@
 """Train the demo's model from a recording of the demo: no router, no engines, no waiting.
 
     rolloutbus demo --record journal
-    rolloutbus export journal --to trajectories.parquet
+    rolloutbus export journal -o trajectories.parquet
     python -m rolloutbus.examples.offline trajectories.parquet
 
 A model that starts anew learns from what others sampled, by imitating what was rewarded: clipped

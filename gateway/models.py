@@ -48,12 +48,7 @@ class ModelNames:
     async def _has(self, adapter: str) -> bool:
         """Whether some worker had it loaded, now or lately; asks the fleet if it was never seen."""
         if adapter not in self._adapters:
-            try:
-                facts = await self._client.server_info(check=False)
-            except Refused as error:
-                if error.code != "forbidden":
-                    raise
-                return False  # with this key adapters are named NAME:ADAPTER
+            facts = await self._client.server_info(check=False)
             for each in facts.by_worker.values():
                 if isinstance(each, ServerFacts):
                     self._adapters |= each.adapters.keys()

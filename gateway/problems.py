@@ -26,6 +26,7 @@ STATUS_OF_CODE: Mapping[str, HTTPStatus] = {
     "forbidden": HTTPStatus.FORBIDDEN,
     "unknown_model": HTTPStatus.NOT_FOUND,
     "unknown_worker": HTTPStatus.NOT_FOUND,
+    "unknown_policy": HTTPStatus.NOT_FOUND,
     "unknown_request": HTTPStatus.NOT_FOUND,
     "unknown_session": HTTPStatus.NOT_FOUND,
     "session_taken": HTTPStatus.CONFLICT,

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import math
 import os
 import socket
 from collections.abc import Awaitable, Callable, Generator
@@ -34,8 +35,6 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
-END_S = 5
-"""How long requests under way may take once the gateway is to end."""
 ABORT_S = 2
 """How long they may take to answer what they have once they are aborted; then they are cut off."""
 BACKLOG = 2048
@@ -122,7 +121,7 @@ def _answer_parsers(settings: GatewaySettings, tokenizer: "ChatTokenizer") -> Sg
 
 
 async def run_gateway(settings: GatewaySettings, on_ready: Callable[[str], None]) -> None:
-    """Run a gateway until cancelled; then requests under way get a few seconds.
+    """Run a gateway until cancelled; then requests under way get `drain_s` seconds.
 
     Args:
         settings: see there.
@@ -182,7 +181,14 @@ async def run_gateway(settings: GatewaySettings, on_ready: Callable[[str], None]
         else:
             app = await connected("gateway", settings.key_file, stack)
         app = CountTraffic(app, traffic, log)
-        await serve(app, bound, lambda: on_ready(address_of(bound)), pages.ending.set, abort_all)
+        await serve(
+            app,
+            bound,
+            lambda: on_ready(address_of(bound)),
+            pages.ending.set,
+            abort_all,
+            drain_s=settings.drain_s,
+        )
 
 
 async def serve(
@@ -191,8 +197,10 @@ async def serve(
     on_ready: Callable[[], None],
     on_end: Callable[[], None],
     abort: Callable[[], Awaitable[object]],
+    *,
+    drain_s: float,
 ) -> None:
-    """Serve until cancelled; then requests under way get a few seconds.
+    """Serve until cancelled; then requests under way get `drain_s` seconds.
 
     Args:
         app: what answers.
@@ -200,13 +208,14 @@ async def serve(
         on_ready: called once requests are answered.
         on_end: called when no more are taken: what would go on for ever is to end.
         abort: called when requests under way had their time; has them answer what they have.
+        drain_s: how long requests under way may take then.
     """
     config = uvicorn.Config(
         _cut_off_quietly(app),
         lifespan="off",
         log_level="warning",
         access_log=False,
-        timeout_graceful_shutdown=END_S + ABORT_S,
+        timeout_graceful_shutdown=math.ceil(drain_s) + ABORT_S,
     )
     server = _Server(config, on_ready)
     serving = asyncio.ensure_future(server.serve([bound]))
@@ -215,7 +224,7 @@ async def serve(
     finally:
         server.should_exit = True
         on_end()
-        await asyncio.wait({serving}, timeout=END_S)
+        await asyncio.wait({serving}, timeout=drain_s)
         if not serving.done():
             await abort()
         await serving

@@ -49,6 +49,9 @@ class GatewaySettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
     """Answer `/metrics` and nothing else."""
     stall_s: Annotated[float, msgspec.Meta(ge=0.1, le=86_400)] = 120.0
     """A reader that takes nothing for so long is cut off, and its request aborted."""
+    drain_s: Annotated[float, msgspec.Meta(ge=0, le=86_400)] = 5.0
+    """Once it is to end it takes no more, and requests under way may take so long to end; then they
+    answer what they have."""
     exit_with_parent: bool = False
     """End when the process that started it ends."""
 

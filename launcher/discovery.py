@@ -40,6 +40,8 @@ class RunningFleet(msgspec.Struct, frozen=True, kw_only=True):
     """Where clients connect; empty: it is still starting."""
     key_file: str = ""
     """What commands connect with; empty if it asks for no keys."""
+    control: str = ""
+    """Socket where its launcher takes orders; empty: it takes none."""
 
 
 class NoSuchFleet(SettingsError):
@@ -118,9 +120,16 @@ class Registration:
             _forget(base, self.name)
         os.close(self._lock)
 
-    def announce(self, address: str, key_file: str = "") -> None:
+    def announce(self, address: str, key_file: str = "", control: str = "") -> None:
         """Report that clients can connect; again when the address has changed."""
-        self._fleet = msgspec.structs.replace(self._fleet, address=address, key_file=key_file)
+        self._fleet = msgspec.structs.replace(
+            self._fleet, address=address, key_file=key_file, control=control
+        )
+        self._write()
+
+    def resized(self, workers: int) -> None:
+        """Report how many workers there are now."""
+        self._fleet = msgspec.structs.replace(self._fleet, workers=workers)
         self._write()
 
     def _write(self) -> None:
@@ -164,6 +173,30 @@ def find_fleet(name: str = "") -> RunningFleet:
             "when `rolloutbus ls` shows its address"
         )
     return found
+
+
+def model_of(address: str) -> Path | None:
+    """Directory of the model that a fleet of this user's on this machine was brought up with.
+
+    Args:
+        address: as commands take it: a fleet's name, or an endpoint; empty: the only fleet here.
+
+    Returns:
+        None: it has none that lies here, or it is no fleet of this machine.
+
+    Raises:
+        AmbiguousFleet: there are several, and no name says which.
+    """
+    if "://" in address:
+        here = {each.address: each.model for each in running_fleets()}
+        model = here.get(address, "")
+    else:
+        try:
+            model = find_fleet(address).model
+        except NoSuchFleet:
+            return None  # connecting says it
+    directory = Path(model)
+    return directory if model and directory.is_dir() else None
 
 
 def check_name(name: str) -> None:

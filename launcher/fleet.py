@@ -4,10 +4,10 @@ import asyncio
 import contextlib
 import os
 import signal
-from collections.abc import Callable
+from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, nullcontext
 from pathlib import Path
-from typing import NoReturn, Protocol, Self, Unpack
+from typing import Any, NoReturn, Protocol, Self, TypeVar, Unpack, assert_never
 
 from rolloutbus.bus.actor.child import Program
 from rolloutbus.bus.actor.supervisor import (
@@ -18,13 +18,16 @@ from rolloutbus.bus.actor.supervisor import (
     Supervisor,
 )
 from rolloutbus.bus.strict_calls import strict
-from rolloutbus.bus.wire.errors import SettingsError, cannot_be_pickled
+from rolloutbus.bus.wire.errors import ActorStopped, SettingsError, cannot_be_pickled
+from rolloutbus.launcher.control_socket import CONTROL, ControlSocket, Order, Restart, Scale, Tell
 from rolloutbus.launcher.discovery import Registration
 from rolloutbus.launcher.engine_python import check_python
 from rolloutbus.launcher.plain_block import PlainBlock
 from rolloutbus.launcher.plan import ROUTER, STORE, FleetPlan, environment
 from rolloutbus.launcher.run_dir import RunDirectory
+from rolloutbus.launcher.scaling import DRAIN_S, Scaling
 from rolloutbus.launcher.settings import FleetSettings, UpOptions, packages_of
+from rolloutbus.launcher.supervised_workers import SupervisedWorkers, WorkerPlan
 from rolloutbus.launcher.ticket import Ticket
 
 
@@ -46,24 +49,23 @@ def command_of(pid: int) -> list[str]:
 
 
 HOST_MODULE = "rolloutbus.engine_worker.host"
+NOT_RUNNING = "the fleet does not run: use it inside of its `async with` or `with`"
+
+T = TypeVar("T")
 
 Wiring = Callable[[str, str], str]
 """(name of a worker or the store, the router's backend) -> address where it joins."""
 
 
-class Plan(Protocol):
+class Plan(WorkerPlan, Protocol):
     """What a fleet consists of; the programs of `FleetPlan`, wherever they run."""
 
     @property
-    def key_file(self) -> str: ...  # noqa: D102 - as of `FleetPlan`
-    @property
-    def worker_names(self) -> list[str]: ...  # noqa: D102 - as of `FleetPlan`
-    @property
     def ready_timeout_s(self) -> float: ...  # noqa: D102 - as of `FleetPlan`
     def router(self, endpoints: dict[str, str] | None = None) -> Program: ...  # noqa: D102 - as of `FleetPlan`
+    def recorder(self, router: str) -> Program: ...  # noqa: D102 - as of `FleetPlan`
     def store(self, backend: str, endpoints: dict[str, str] | None = None) -> Program: ...  # noqa: D102 - as of `FleetPlan`
     def gateway(self, router: str, endpoints: dict[str, str] | None = None) -> Program: ...  # noqa: D102 - as of `FleetPlan`
-    def worker(self, name: str, backend: str) -> Program: ...  # noqa: D102 - as of `FleetPlan`
 
 
 def _ignore(_: ProcessEvent) -> None:
@@ -103,11 +105,15 @@ class Fleet:
         )
         self._is_announced = False
         self._on_event = on_event
+        self._listeners: list[EventHandler] = []
+        """Of commands that change the workers, beside `on_event`."""
         self._supervisor = Supervisor(restarts, self._heard)
         self._router: SupervisedProcess | None = None
         self._store: SupervisedProcess | None = None
         self._gateway: SupervisedProcess | None = None
-        self._workers: dict[str, SupervisedProcess] = {}
+        self._recorder: SupervisedProcess | None = None
+        self._workers: SupervisedWorkers | None = None
+        self._scaling: Scaling | None = None
         self.run_dir = Path()
         """Holds sockets and logs while the fleet runs."""
         self.key_file = ""
@@ -138,6 +144,7 @@ class Fleet:
             await stack.enter_async_context(self._supervisor)
             self.key_file = plan.key_file
             await self._start(plan)
+            await stack.enter_async_context(self._changes())
             self._announce()
             self._stack = stack.pop_all()
         return self
@@ -190,18 +197,72 @@ class Fleet:
 
     @property
     def worker_names(self) -> list[str]:
-        """Names of all workers, running or not."""
-        return list(self._workers)
+        """Names of the workers that are to run, running or not."""
+        return self._workers.worker_names if self._workers else []
 
     @property
     def pids(self) -> dict[str, int]:
-        """Process ids by name: router, store, gateway, workers; 0 while one starts again."""
+        """Process ids by name, recorder and gateway included; 0 while one starts again."""
         return {each.spec.name: each.pid for each in self._processes()}
 
     @property
     def nodes(self) -> dict[str, str]:
         """Ray's ids of the nodes by name; empty without Ray, or while one has no place."""
         return {each.spec.name: each.node for each in self._processes()}
+
+    @property
+    def waits_for(self) -> dict[str, str]:
+        """What processes that do not serve yet are doing, by name: `{"w1": "loading weights"}`."""
+        return self._supervisor.waits_for
+
+    async def scale(self, workers: int, *, drain_s: float = DRAIN_S) -> None:
+        """Have so many workers; returns when the new ones serve, or the others are gone.
+
+        New ones have the lowest free numbers, and serve once they have the committed weights. Those
+        with the highest numbers go: they take nothing new and finish what they run. Changes of one
+        fleet wait for each other. Cancelled, new workers that do not serve yet are ended again;
+        those that drain go on to leave.
+
+        Args:
+            workers: how many, at least 1.
+            drain_s: seconds that a worker's requests may still take; then they go on elsewhere.
+
+        Raises:
+            SettingsError: it cannot be: too few, or no GPUs are left. Nothing has changed.
+            ProcessFailed: a new worker cannot be kept running; those that serve stay.
+            DeadlineExceeded: one does not serve within `start_timeout_s`; those that serve stay.
+            ActorStopped: the fleet has ended, or has not begun.
+        """
+        await self._changing.scale(workers, drain_s)
+
+    async def add_worker(
+        self, *, gpus: Sequence[int] = (), env: Mapping[str, str] | None = None
+    ) -> str:
+        """Add one worker; returns its name when it serves. Raises as `scale`.
+
+        Args:
+            gpus: that its engine sees, as this process numbers them; empty: see `FleetSettings`.
+            env: variables of its environment, beside those of the fleet's workers.
+        """
+        return await self._changing.add(gpus, env)
+
+    async def remove_worker(self, name: str, *, drain_s: float = DRAIN_S) -> None:
+        """Drain one worker, and end it; returns when it is gone. Raises as `scale`."""
+        await self._changing.remove(name, drain_s)
+
+    async def restart(self, name: str, *, drain_s: float = DRAIN_S) -> None:
+        """Drain a worker, end it and start it again, with its GPUs and environment.
+
+        Returns when it serves. Raises as `scale`; a worker that does not come back is gone.
+        """
+        await self._changing.restart(name, drain_s)
+
+    def wait_for(self, change: Coroutine[Any, Any, T]) -> T:
+        """In a plain `with`: carry a change out, as in `fleet.wait_for(fleet.scale(8))`."""
+        if self._plain is None:
+            change.close()
+            raise ActorStopped("only a fleet of a plain `with` waits; in `async with` say `await`")
+        return self._plain.wait(change)
 
     async def wait_ready(self, timeout_s: float) -> None:
         """Wait until every process serves, those killed before included.
@@ -242,13 +303,21 @@ class Fleet:
         if self._store is not None:
             self._store.kill()
 
+    @property
+    def _changing(self) -> Scaling:
+        if self._scaling is None:
+            raise ActorStopped(NOT_RUNNING)
+        return self._scaling
+
     def _heard(self, event: ProcessEvent) -> None:
         if event.kind == "ready" and event.name == ROUTER and self._is_announced:
             self._announce()  # a router may come back with another key
-        self._on_event(event)
+        for listener in (self._on_event, *self._listeners):
+            listener(event)
 
     def _processes(self) -> list[SupervisedProcess]:
-        found = [self._router, self._store, self._gateway, *self._workers.values()]
+        workers = self._workers.processes if self._workers else []
+        found = [self._router, self._recorder, self._store, self._gateway, *workers]
         return [each for each in found if each is not None]
 
     def _planned(self, run_dir: RunDirectory) -> AbstractAsyncContextManager[Plan]:
@@ -264,7 +333,8 @@ class Fleet:
         return planned(launcher, self._settings, run_dir, tell)
 
     def _announce(self) -> None:
-        self._registration.announce(self.address, self.key_file)
+        control = str(self.run_dir / CONTROL)
+        self._registration.announce(self.address, self.key_file, control)
         self._is_announced = True
 
     async def _start(self, plan: Plan) -> None:
@@ -272,13 +342,27 @@ class Fleet:
         await self._supervisor.wait_ready(plan.ready_timeout_s)
         router.spec = plan.router(router.endpoints)
         self._router = router
+        if self._settings.record:
+            [self._recorder] = self._supervisor.start(plan.recorder(self.address))
+            await self._supervisor.wait_ready(plan.ready_timeout_s)
         where = self._wiring(STORE, self.backend)
         if self._settings.store:
             [self._store] = self._supervisor.start(plan.store(where))
-        workers = self._supervisor.start(
-            *(plan.worker(name, self._wiring(name, self.backend)) for name in plan.worker_names)
+
+        def changed() -> None:
+            # A router that is started again expects those that are to run now.
+            router.spec = plan.router(router.endpoints)
+            if self._scaling is not None:
+                self._registration.resized(len(self.worker_names))
+
+        self._workers = SupervisedWorkers(
+            self._supervisor,
+            plan,
+            lambda: self.address,
+            lambda name: self._wiring(name, self.backend),
+            changed,
         )
-        self._workers = {worker.spec.name: worker for worker in workers}
+        self._workers.start_first()
         await self._supervisor.wait_ready(self._settings.start_timeout_s)
         if self._store is not None:
             self._store.spec = plan.store(where, self._store.endpoints)
@@ -287,11 +371,46 @@ class Fleet:
             await self._supervisor.wait_ready(plan.ready_timeout_s)
             self._gateway.spec = plan.gateway(self.address, self._gateway.endpoints)
 
+    @contextlib.asynccontextmanager
+    async def _changes(self) -> AsyncGenerator[None]:
+        """Inside, workers can be added and removed, also by other processes of this user."""
+        assert self._workers is not None, "it was started"
+
+        def tell(name: str, what: str) -> None:
+            self._heard(ProcessEvent(name, "scaled", what))
+
+        scaling = Scaling(self._workers, tell, self._settings.start_timeout_s)
+        async with ControlSocket(self.run_dir / CONTROL, self._carry_out):
+            self._scaling = scaling
+            try:
+                yield
+            finally:
+                self._scaling = None
+                scaling.close()
+
+    async def _carry_out(self, order: Order, tell: Tell) -> list[str]:
+        """Do what a command asks for."""
+
+        def heard(event: ProcessEvent) -> None:
+            tell(event.name, event.what)
+
+        self._listeners.append(heard)
+        try:
+            match order:
+                case Scale(workers, drain_s):
+                    await self.scale(workers, drain_s=drain_s)
+                case Restart(worker, drain_s):
+                    await self.restart(worker, drain_s=drain_s)
+                case _:
+                    assert_never(order)
+        finally:
+            self._listeners.remove(heard)
+        return self.worker_names
+
     def _worker(self, name: str) -> SupervisedProcess:
-        worker = self._workers.get(name)
-        if worker is None:
-            raise SettingsError(f"no worker {name!r}: there are {', '.join(self._workers)}")
-        return worker
+        if self._workers is None:
+            raise ActorStopped(NOT_RUNNING)
+        return self._workers.named(name)
 
 
 @strict(options=FleetSettings)

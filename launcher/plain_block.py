@@ -3,11 +3,13 @@
 import asyncio
 import concurrent.futures
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from contextlib import AbstractAsyncContextManager
-from typing import Any
+from typing import Any, TypeVar
 
 from rolloutbus.trainer_adapter.client.blocking import LoopThread
+
+T = TypeVar("T")
 
 _log = logging.getLogger(__name__)
 
@@ -49,6 +51,10 @@ class PlainBlock:
             block.result()
         finally:
             self._loop.stop()
+
+    def wait(self, work: Coroutine[Any, Any, T]) -> T:
+        """Runs work inside of the block, and waits for it; an interrupt cancels it."""
+        return self._loop.wait(work)
 
     async def _run(self) -> None:
         leaving = asyncio.Event()

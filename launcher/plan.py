@@ -5,7 +5,7 @@ import os
 import secrets
 import site
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -23,18 +23,25 @@ from rolloutbus.bus.security.key_files import (
 from rolloutbus.bus.security.keys import KeyPair, SecuritySettings
 from rolloutbus.bus.security.principals import Principal, Role
 from rolloutbus.bus.security.zmq_curve import new_key_pair
+from rolloutbus.bus.transport.endpoints import bracketed, is_local, port_of, split_key
 from rolloutbus.bus.wire.errors import SettingsError
 from rolloutbus.engine_worker.engines.sglang.settings import first_gpu, named
 from rolloutbus.engine_worker.settings import WorkerSettings
 from rolloutbus.gateway.settings import GatewaySettings
 from rolloutbus.launcher.journaled_router import JournaledRouterSettings
 from rolloutbus.launcher.run_dir import RunDirectory
+from rolloutbus.launcher.scaling import WorkerPlace
 from rolloutbus.launcher.settings import (
+    CUDA_DEVICES,
     FleetSettings,
     absolute_targets,
+    check_env,
+    check_group,
     engine_options,
     gateway_options,
+    n_gpus_of,
 )
+from rolloutbus.replay.settings import RecorderSettings
 from rolloutbus.router.settings import RouterSettings
 from rolloutbus.trainer_adapter.store.settings import StoreSettings
 
@@ -125,6 +132,7 @@ class FleetKeys:
 
 STORE = "store"
 GATEWAY = "gateway"
+RECORDER = "recorder"
 LEDGER = ".ledger"
 """In the directory of the weights' files, among which no name begins with a dot."""
 DEAD_LETTERS = "dead_letters.msgpack"
@@ -136,6 +144,7 @@ WORKER_GRACE_S = 12.0
 
 _WORKER: Role = "worker"
 _LOOPBACK = "127.0.0.1"
+_GPUS = Path("/proc/driver/nvidia/gpus")
 
 
 class FleetPlan:
@@ -152,21 +161,87 @@ class FleetPlan:
         Args:
             settings: of the fleet.
             run_dir: gets settings files, logs and Unix sockets.
-            host: address of this machine's interface that everything listens on; one that others
+            host: address of this machine's interface that the router listens on; one that others
                 can reach needs keys.
         """
         self._settings = settings
         self._run_dir = run_dir
-        self._any_port = f"tcp://{host}:0"
+        self._host = host
         weights_dir = settings.weights_dir
         self._weights_dir = str(Path(weights_dir).absolute()) if weights_dir else ""
         # A store's record names the fleet. Without a store its clients would know it by no name at
         # first, and the next fleet at the address would go on with what this one has sampled.
         self._fleet = "" if settings.store else secrets.token_hex(16)
-        self.worker_names = [f"w{index}" for index in range(settings.workers)]
+        self.places: dict[str, WorkerPlace] = {}
+        """Workers that run or are to be started, by name."""
         self._keys = FleetKeys(Path(settings.secure)) if settings.secure is not None else None
+        self.take_places(settings.workers)
+
+    def take_places(
+        self, n: int, *, gpus: Sequence[int] = (), env: Mapping[str, str] | None = None
+    ) -> list[WorkerPlace]:
+        """Places for so many more workers: the lowest free numbers, with the GPUs of each number.
+
+        Args:
+            n: how many.
+            gpus: of each; empty: those of its number.
+            env: variables beside those of all workers.
+
+        Raises:
+            SettingsError: there are not enough GPUs, or a value is none; no place is taken.
+        """
+        if gpus:
+            check_group(gpus, self._settings)
+        check_env(env or {}, has_gpus=bool(gpus or self._settings.gpus or self._is_on_ray))
+        free = self.free_numbers(n)
+        if not gpus:
+            self._require_gpus(free)
+        taken: list[WorkerPlace] = []
+        for number in free:
+            group = gpus or (self._settings.gpus[number] if self._settings.gpus else ())
+            variables = {**self._settings.env, **(env or {})}
+            if group:
+                visible_gpus(group)
+            taken.append(WorkerPlace(f"w{number}", number, tuple(group), variables))
+        self.places.update({place.name: place for place in taken})
         if self._keys is not None:
-            self._keys.make({STORE: "store", **dict.fromkeys(self.worker_names, _WORKER)})
+            self._keys.make({STORE: "store", **dict.fromkeys(self.places, _WORKER)})
+        return taken
+
+    def free_numbers(self, n: int) -> list[int]:
+        """The lowest numbers that no worker has."""
+        numbers = range(len(self.places) + n)
+        return [number for number in numbers if f"w{number}" not in self.places][:n]
+
+    def give_back(self, name: str) -> None:
+        """The worker is gone for good: its number and its GPUs are free."""
+        self.places.pop(name, None)
+
+    def _require_gpus(self, numbers: Collection[int]) -> None:
+        last, groups = max(numbers, default=-1), self._settings.gpus
+        if groups and last >= len(groups):
+            raise SettingsError(
+                f"no GPUs are left for w{last}: `gpus` names {len(groups)} groups, one for each "
+                "worker; name more, or say which with add_worker(gpus=…)"
+            )
+        n_here = 0 if self._is_on_ray else n_visible_gpus()
+        if groups or self._settings.engine != "sglang" or not n_here or self._is_on_cpu:
+            return
+        n_each = n_gpus_of(self._settings)
+        first = first_gpu(named(self._settings.engine_options.get("arguments", {})), last)
+        if first + n_each > n_here:
+            raise SettingsError(
+                f"no GPUs are left for w{last}: it would have those from {first} to "
+                f"{first + n_each - 1}, and this machine has {n_here}"
+            )
+
+    @property
+    def _is_on_ray(self) -> bool:
+        return self._settings.launcher is not None
+
+    @property
+    def _is_on_cpu(self) -> bool:
+        return self._settings.engine_options.get("device") == "cpu"
 
     @property
     def key_file(self) -> str:
@@ -185,14 +260,18 @@ class FleetPlan:
         """
         known = endpoints or {}
         settings = RouterSettings(
-            frontend=known.get("frontend") or self._settings.address or self._endpoint("frontend"),
-            backend=known.get("backend") or self._endpoint("backend"),
+            frontend=known.get("frontend")
+            or self._settings.address
+            or self._router_endpoint("frontend"),
+            backend=known.get("backend")
+            or self._settings.backend
+            or self._router_endpoint("backend"),
             leases=self._settings.lease,
             sessions_per_slot=self._settings.sessions_per_slot,
-            expected_workers=dict.fromkeys(self.worker_names, self._settings.policy),
+            expected_workers=dict.fromkeys(self.places, self._settings.policy),
             fleet=self._fleet,
             dead_letters=self._dead_letters(),
-            tap=(known.get("tap") or self._endpoint("tap")) if self._settings.tap else "",
+            tap=(known.get("tap") or self._router_endpoint("tap")) if self._has_tap else "",
             security=self._security(ROUTER),
             exit_with_parent=True,
         )
@@ -225,7 +304,7 @@ class FleetPlan:
         settings = StoreSettings(
             router=backend,
             directory=str(ledger),
-            bulk=bulk or self._endpoint("bulk"),
+            bulk=bulk or self._member_endpoint("bulk"),
             disk=self._weights_dir,
             security=self._security(STORE),
             exit_with_parent=True,
@@ -233,6 +312,21 @@ class FleetPlan:
         return self._spec(
             STORE, "rolloutbus.trainer_adapter.store", settings, ready_timeout_s=READY_TIMEOUT_S
         )
+
+    def recorder(self, router: str) -> ProcessSpec:
+        """What writes the journal of `FleetSettings.record`.
+
+        Args:
+            router: where clients connect.
+        """
+        settings = RecorderSettings(
+            router=router,
+            directory=str(Path(self._settings.record).absolute()),
+            key_file=self.key_file,
+            exit_with_parent=True,
+        )
+        spec = self._spec(RECORDER, "rolloutbus.replay", settings, ready_timeout_s=READY_TIMEOUT_S)
+        return dataclasses.replace(spec, may_leave=True)
 
     def gateway(self, router: str, endpoints: dict[str, str] | None = None) -> ProcessSpec:
         """The HTTP gateway.
@@ -260,42 +354,49 @@ class FleetPlan:
         )
 
     def worker(self, name: str, backend: str) -> ProcessSpec:
-        """One worker, which joins at `backend`."""
+        """One worker, which has a place, and joins at `backend`."""
+        place = self.places[name]
         settings = self.worker_settings(name, backend)
-        options = self._after_other_gpus(name, settings.engine_options)
+        options = self._after_other_gpus(place, settings.engine_options)
         spec = self._spec(
             name,
             "rolloutbus.engine_worker",
             msgspec.structs.replace(settings, engine_options=options),
             interpreter=self._settings.python,
         )
-        return dataclasses.replace(spec, grace_s=WORKER_GRACE_S, may_leave=True)
+        variables = {**(spec.environment or {}), **place.env}
+        if place.gpus:
+            variables[CUDA_DEVICES] = ",".join(visible_gpus(place.gpus))
+        return dataclasses.replace(
+            spec, environment=variables, grace_s=WORKER_GRACE_S, may_leave=True
+        )
 
     def worker_settings(self, name: str, backend: str) -> WorkerSettings:
-        """Settings of a worker that is alone on its machine: its engine takes the first GPUs."""
+        """Settings of a worker whose engine takes the first GPUs that it sees."""
         profile_dir = self._settings.profile_dir
         return WorkerSettings(
             name=name,
             router=backend,
             policy=self._settings.policy,
-            stream=self._endpoint(f"{name}.stream"),
+            stream=self._member_endpoint(f"{name}.stream"),
             weights_root=self._weights_dir,
             save_targets=absolute_targets(self._settings.save_targets),
             profile_dir=str(profile_dir and Path(profile_dir).absolute()),
             engine=self._settings.engine,
-            engine_options=engine_options(self._settings),
+            engine_options=engine_options(self._settings, len(self.places)),
             lease=self._settings.lease,
             security=self._security(name),
             host=self._settings.host,
             exit_with_parent=True,
         )
 
-    def _after_other_gpus(self, name: str, options: dict[str, Any]) -> dict[str, Any]:
-        if self._settings.engine != "sglang" or options.get("device") == "cpu":
+    def _after_other_gpus(self, place: WorkerPlace, options: dict[str, Any]) -> dict[str, Any]:
+        # An engine with a group of its own sees no other GPUs.
+        if self._settings.engine != "sglang" or self._is_on_cpu or place.gpus:
             return options
         # Each engine takes the GPUs after those of the one before.
         arguments = named(options.get("arguments", {}))
-        first = first_gpu(arguments, self.worker_names.index(name))
+        first = first_gpu(arguments, place.number)
         return {**options, "arguments": {**arguments, "base_gpu_id": first}}
 
     def _spec(
@@ -318,14 +419,35 @@ class FleetPlan:
             ready_timeout_s,
         )
 
+    @property
+    def _has_tap(self) -> bool:
+        return self._settings.tap or bool(self._settings.record)
+
     def _dead_letters(self) -> str:
         given = self._settings.dead_letters
         # Beside the logs, and so left behind with them.
         return str(Path(given).absolute() if given else self._run_dir.logs / DEAD_LETTERS)
 
-    def _endpoint(self, name: str) -> str:
-        is_ipc = self._settings.transport == "ipc" and self._keys is None
-        return self._run_dir.ipc(name) if is_ipc else self._any_port
+    def _router_endpoint(self, name: str) -> str:
+        """Where the router listens, on the host of `address` if that is beyond this machine."""
+        if self._is_ipc:
+            return self._run_dir.ipc(name)
+        address, _ = split_key(self._settings.address)
+        if not address or is_local(address):
+            return f"tcp://{self._host}:0"
+        host = bracketed(urlsplit(address).hostname or "")
+        port = port_of(address)
+        # Other hosts, and their firewalls, must know the one that their workers join at.
+        port = port + 1 if name == "backend" and port else 0
+        return f"tcp://{host}:{port}"
+
+    def _member_endpoint(self, name: str) -> str:
+        """Where a member listens; empty: on the interface that faces the router."""
+        return self._run_dir.ipc(name) if self._is_ipc else ""
+
+    @property
+    def _is_ipc(self) -> bool:
+        return self._settings.transport == "ipc" and self._keys is None
 
     def _security(self, name: str) -> SecuritySettings | None:
         return self._keys.security_of(name) if self._keys is not None else None
@@ -348,6 +470,33 @@ def environment() -> dict[str, str]:
             filter(None, [root, os.environ.get("PYTHONPATH")])
         )
     return variables
+
+
+def visible_gpus(gpus: Sequence[int]) -> list[str]:
+    """The names, for CUDA_VISIBLE_DEVICES, of GPUs that this process numbers so.
+
+    Raises:
+        SettingsError: this process sees fewer.
+    """
+    mine = os.environ.get(CUDA_DEVICES)
+    if mine is None:
+        n_here = n_visible_gpus()
+        if n_here and max(gpus) >= n_here:
+            raise SettingsError(f"gpus: there is no GPU {max(gpus)}: this machine has {n_here}")
+        return [str(gpu) for gpu in gpus]
+    names = [name.strip() for name in mine.split(",") if name.strip()]
+    if max(gpus) >= len(names):
+        why = f"{CUDA_DEVICES} lets this process see {len(names)}"
+        raise SettingsError(f"gpus: there is no GPU {max(gpus)}: {why}")
+    return [names[gpu] for gpu in gpus]
+
+
+def n_visible_gpus() -> int:
+    """NVIDIA's GPUs that this process sees; 0: none, or nobody knows."""
+    mine = os.environ.get(CUDA_DEVICES)
+    if mine is not None:
+        return len([name for name in mine.split(",") if name.strip()])
+    return sum(1 for _ in _GPUS.iterdir()) if _GPUS.is_dir() else 0
 
 
 def private_dir(path: Path) -> Path:

@@ -13,10 +13,10 @@ import msgspec
 
 from rolloutbus.bus.settings import LeaseSettings
 from rolloutbus.bus.strict_calls import nearest
-from rolloutbus.bus.transport.endpoints import is_local
+from rolloutbus.bus.transport.endpoints import is_local, is_wildcard
 from rolloutbus.bus.wire.errors import SettingsError
 from rolloutbus.engine_worker.engines.fake.settings import FakeSettings
-from rolloutbus.engine_worker.engines.sglang.settings import SglangSettings, named
+from rolloutbus.engine_worker.engines.sglang.settings import SglangSettings, named, tensor_parallel
 from rolloutbus.engine_worker.engines.transformers.settings import TransformersSettings
 from rolloutbus.engine_worker.settings import HostSettings
 from rolloutbus.gateway.settings import GatewaySettings
@@ -50,6 +50,8 @@ class UpOptions(TypedDict, total=False):
     workers: int
     engine: EngineKind
     engine_options: Mapping[str, Any]
+    gpus: Sequence[Sequence[int]]
+    env: Mapping[str, str]
     python: str | os.PathLike[str]
     policy: str
     store: bool
@@ -58,6 +60,7 @@ class UpOptions(TypedDict, total=False):
     profile_dir: str | os.PathLike[str]
     transport: Transport
     address: str
+    backend: str
     run_dir: str | os.PathLike[str] | None
     keep_logs: bool
     dead_letters: str | os.PathLike[str]
@@ -68,6 +71,7 @@ class UpOptions(TypedDict, total=False):
     secure: str | os.PathLike[str] | None
     tap: bool
     journal: str | os.PathLike[str]
+    record: str | os.PathLike[str]
     http: int | None
     http_options: Mapping[str, Any]
     launcher: RayLauncher | None
@@ -87,6 +91,12 @@ class FleetSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
     engine: EngineKind = "transformers"
     engine_options: Mapping[str, Any] = msgspec.field(default_factory=dict[str, Any])
     """See `engine_worker.engines`: TransformersSettings, SglangSettings, FakeSettings."""
+    gpus: Sequence[Sequence[int]] = ()
+    """GPUs of each worker, as this process numbers them: w0 has the first group, w1 the second one,
+    and there can be no more workers than groups. Empty: SGLang's engines take theirs one after the
+    other, those of transformers the first one."""
+    env: Mapping[str, str] = msgspec.field(default_factory=dict[str, str])
+    """Variables of the environment of workers and their engines, beside those of this process."""
     python: str | os.PathLike[str] = ""
     """Interpreter of workers, engines and the gateway, or its environment's directory; empty: this
     one. It needs the same rolloutbus, and their packages, which may be others than ours."""
@@ -107,6 +117,9 @@ class FleetSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
     """`ipc`: sockets in the run directory, for this user only; `tcp`: ports of the loopback."""
     address: str = ""
     """Where clients connect; empty: chosen by the transport."""
+    backend: str = ""
+    """Where workers and the store connect, those of other hosts too; empty: the port after that of
+    `address` if that is beyond this machine, else chosen by the transport."""
     run_dir: str | os.PathLike[str] | None = None
     """An empty or new directory for sockets and logs; None: a temporary one."""
     keep_logs: bool = False
@@ -129,6 +142,9 @@ class FleetSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
     """The router publishes everything that it routes, so that it can be recorded."""
     journal: str | os.PathLike[str] = ""
     """Directory that gets every turn of the router, for `replay --core`; empty: none are kept."""
+    record: str | os.PathLike[str] = ""
+    """Directory of a journal of all streams and commands, from the start; turns `tap` on. Empty:
+    nothing is recorded."""
     http: int | None = None
     """Port of a gateway: OpenAI's and SGLang's endpoints over HTTP; 0: a free one. None: there is
     none."""
@@ -149,8 +165,14 @@ class FleetSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
             if value not in get_args(kind):
                 raise SettingsError(f"{value!r} is not one of {', '.join(get_args(kind))}")
         has_keys = self.secure is not None or self.launcher is not None
-        if self.address and not has_keys and not is_local(self.address):
-            raise SettingsError(f"{self.address} is beyond this machine: say secure (--secure DIR)")
+        for endpoint in filter(None, (self.address, self.backend)):
+            if not has_keys and not is_local(endpoint):
+                raise SettingsError(f"{endpoint} is beyond this machine: say secure (--secure DIR)")
+            if is_wildcard(endpoint):
+                raise SettingsError(
+                    f"{endpoint}: workers and clients connect to this address: name one of an "
+                    "interface of this host"
+                )
         if self.http is not None:
             if not 0 <= self.http <= MAX_PORT:
                 raise SettingsError(f"http: {self.http} is no port; one is from 0 to {MAX_PORT}")
@@ -158,6 +180,8 @@ class FleetSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
                 _require_packages("http", GATEWAY_PACKAGES, "gateway")
         gateway_options(self)
         engine_options(self)
+        check_gpus(self)
+        check_env(self.env, has_gpus=bool(self.gpus or self.launcher))
         if self.python:
             msgspec.structs.force_setattr(self, "python", find_python(self.python))
         if self.engine in _PACKAGES:
@@ -165,9 +189,7 @@ class FleetSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
                 who = f"engine {self.engine}"
                 _require_packages(who, _PACKAGES[self.engine], self.engine)
             msgspec.structs.force_setattr(self, "model", _model_directory(os.fspath(self.model)))
-            # Other formats, and weights made up at the start, are for SGLang to judge.
-            has_format = "load_format" in named(self.engine_options.get("arguments", {}))
-            _require_model(self.engine, os.fspath(self.model), needs_files=not has_format)
+            _require_model(self, needs_files=not _has_format(self))
 
 
 def packages_of(settings: FleetSettings) -> tuple[str, ...]:
@@ -208,8 +230,62 @@ def gateway_options(settings: FleetSettings) -> dict[str, Any]:
     return options
 
 
-def engine_options(settings: FleetSettings) -> dict[str, Any]:
+CUDA_DEVICES = "CUDA_VISIBLE_DEVICES"
+
+
+def n_gpus_of(settings: FleetSettings) -> int:
+    """GPUs that each engine uses; 0: any number, none as well."""
+    match settings.engine:
+        case "sglang":
+            return tensor_parallel(named(settings.engine_options.get("arguments", {})))
+        case "transformers":
+            return 1
+        case "fake":
+            return 0
+
+
+def check_gpus(settings: FleetSettings) -> None:
+    """SettingsError unless each worker has a group of as many GPUs as its engine uses."""
+    if not settings.gpus:
+        return
+    if settings.launcher is not None:
+        raise SettingsError("gpus: Ray chooses the GPUs of each worker: leave gpus out")
+    if len(settings.gpus) < settings.workers:
+        raise SettingsError(
+            f"gpus: {len(settings.gpus)} groups for {settings.workers} workers: name one for each"
+        )
+    if "base_gpu_id" in named(settings.engine_options.get("arguments", {})):
+        raise SettingsError("gpus: with it, leave base_gpu_id out: they say the same")
+    for group in settings.gpus:
+        check_group(group, settings)
+
+
+def check_group(group: Sequence[int], settings: FleetSettings) -> None:
+    """SettingsError unless an engine can use these GPUs."""
+    n_needed = n_gpus_of(settings)
+    if not group or min(group) < 0 or len(set(group)) < len(group):
+        raise SettingsError(f"gpus: {list(group)} is no group of GPUs, such as [0, 1]")
+    if n_needed and len(group) != n_needed:
+        raise SettingsError(
+            f"gpus: {list(group)}: each engine of this fleet uses {n_needed}, no more and no fewer"
+        )
+
+
+def check_env(env: Mapping[str, str], *, has_gpus: bool) -> None:
+    """SettingsError unless these can be variables of an environment."""
+    for name, value in env.items():
+        if not name or "=" in name or "\0" in name + value:
+            raise SettingsError(f"env: {name!r:.80} cannot be a variable")
+    if has_gpus and CUDA_DEVICES in env:
+        raise SettingsError(f"env: {CUDA_DEVICES} follows from gpus, or from Ray: leave it out")
+
+
+def engine_options(settings: FleetSettings, n_workers: int = 0) -> dict[str, Any]:
     """The settings of each worker's engine, as JSON knows them.
+
+    Args:
+        settings: of the fleet.
+        n_workers: that share this machine's cores; 0: those that the fleet starts with.
 
     Raises:
         SettingsError: an option is unknown or has no valid value.
@@ -225,7 +301,9 @@ def engine_options(settings: FleetSettings) -> dict[str, Any]:
         case "transformers":
             kind = TransformersSettings
             # Engines that each use all cores slow each other down many times over.
-            options.setdefault("threads", max(1, len(os.sched_getaffinity(0)) // settings.workers))
+            options.setdefault(
+                "threads", max(1, len(os.sched_getaffinity(0)) // (n_workers or settings.workers))
+            )
     known = [name for name in kind.__struct_fields__ if name != "model"]
     for name in options.keys() - {"model", *known}:
         meant = nearest(str(name), known)
@@ -288,7 +366,16 @@ def _model_directory(model: str) -> str:
     )
 
 
-def _require_model(engine: EngineKind, model: str, *, needs_files: bool) -> None:
+def _has_format(settings: FleetSettings) -> bool:
+    """Whether the engine is told to read something else than safetensors files, or nothing."""
+    if settings.engine == "transformers":
+        return settings.engine_options.get("load_format", "safetensors") != "safetensors"
+    # Other formats, and weights made up at the start, are for SGLang to judge.
+    return "load_format" in named(settings.engine_options.get("arguments", {}))
+
+
+def _require_model(settings: FleetSettings, *, needs_files: bool) -> None:
+    engine, model = settings.engine, os.fspath(settings.model)
     if not model:
         raise SettingsError(f"model: the {engine} engine needs the path of a model directory")
     if not Path(model).is_dir():
@@ -296,4 +383,8 @@ def _require_model(engine: EngineKind, model: str, *, needs_files: bool) -> None
     if not (Path(model) / "config.json").is_file():
         raise SettingsError(f"model: {model} holds no model: it has no config.json")
     if needs_files and not any(Path(model).glob("*.safetensors")):
-        raise SettingsError(f"model: {model} has no .safetensors file: other formats are not read")
+        option = "engine_options" if engine == "transformers" else "engine_options['arguments']"
+        raise SettingsError(
+            f"model: {model} has no .safetensors file, and other formats are not read; if a "
+            f"trainer is to bring the weights, say load_format='dummy' in {option}"
+        )

@@ -12,7 +12,7 @@ import msgspec
 
 from rolloutbus.bus.actor.effects import ForgetPeer, SendAll
 from rolloutbus.bus.streams.reassembly import TOKEN_BYTES, Row, TokenColumns, rows_of
-from rolloutbus.bus.wire.codec import PROTOCOL_VERSION, pack, unpack_as
+from rolloutbus.bus.wire.codec import SPOKEN, pack, unpack_as
 from rolloutbus.bus.wire.commands import COMMANDS
 from rolloutbus.bus.wire.entry import Attempt, Entry, Peer
 from rolloutbus.bus.wire.errors import RemoteProtocolError
@@ -212,8 +212,9 @@ class StandIn:
             self._dismiss(peer, "bad-hello", f"this is a replay: nothing for a {hello.role} to do")
             return
         low, high = hello.protocol
-        if not low <= PROTOCOL_VERSION <= high:
-            why = f"protocol {PROTOCOL_VERSION} is spoken here, not {low} to {high}"
+        chosen = max(low, SPOKEN[0])
+        if chosen > min(high, SPOKEN[1]):
+            why = f"protocol {SPOKEN[0]} to {SPOKEN[1]} is spoken here, not {low} to {high}"
             self._dismiss(peer, "bad-hello", why)
             return
         if hello.router_instance != self._instance and hello.router_epoch >= self._epoch:
@@ -221,7 +222,7 @@ class StandIn:
         self._heard_at[peer] = now
         up_ms = int(1000 * (now - (self._began_at or now)))
         welcome = Welcome(
-            self._epoch, self._instance, PROTOCOL_VERSION, self._members, up_ms=up_ms, tap=self._tap
+            self._epoch, self._instance, chosen, self._members, up_ms=up_ms, tap=self._tap
         )
         self._say(peer, Entry("welcome", body=pack(welcome)))
 

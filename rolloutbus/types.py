@@ -8,6 +8,7 @@ from rolloutbus.replay.recorder import Recorder
 from rolloutbus.replay.subscriber import Subscriber
 from rolloutbus.trainer_adapter.client.commands import MemoryTag
 from rolloutbus.trainer_adapter.client.core.results import Delta, FleetResult
+from rolloutbus.trainer_adapter.client.fixed_facts import FixedFacts
 from rolloutbus.trainer_adapter.client.session import Session
 from rolloutbus.trainer_adapter.client.sync_client import SyncSession
 from rolloutbus.trainer_adapter.client.transcript import Transcript
@@ -21,6 +22,7 @@ from rolloutbus.trainer_adapter.publisher.transfer import (
 __all__ = [
     "Delta",
     "DetachedRequest",
+    "FixedFacts",
     "FleetResult",
     "FleetStatus",
     "MemoryTag",

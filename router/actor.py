@@ -1,5 +1,6 @@
 """The router's shell: two ROUTER sockets around the loop of its core. No policy lives here."""
 
+import contextlib
 import secrets
 from pathlib import Path
 from typing import Self
@@ -10,17 +11,22 @@ from rolloutbus.bus.actor.loop import Actor, BootClock, Clock
 from rolloutbus.bus.actor.process import ActorExit, announce_ready, complain, on_stop_signal, warn
 from rolloutbus.bus.actor.resources import ResourceWatch
 from rolloutbus.bus.actor.tracing import tracer_of
-from rolloutbus.bus.security.principals import Principal
+from rolloutbus.bus.security.key_files import RouterAddresses, write_router_addresses
+from rolloutbus.bus.security.principals import Principal, Principals
 from rolloutbus.bus.security.zmq_guard import Doorway, SocketGuard, guard_of
+from rolloutbus.bus.transport.endpoints import split_key
+from rolloutbus.bus.transport.interfaces import is_own
 from rolloutbus.bus.transport.ports import PortCounters
 from rolloutbus.bus.transport.zmq_ports import RouterPort
 from rolloutbus.bus.transport.zmq_topics import TapPort
 from rolloutbus.bus.wire.entry import Entry, Peer
+from rolloutbus.router.enrolment import Enrolment
 from rolloutbus.router.events import (
     Counted,
     Effect,
     Event,
     Handle,
+    KeysChanged,
     LettersKept,
     Malformed,
     Received,
@@ -42,6 +48,7 @@ async def serve(settings: RouterSettings, log: TurnLog | None = None) -> ActorEx
     async with router:
         frontend, backend = router.endpoints
         tap = {"tap": router.tap} if router.tap else {}
+        _leave_addresses(settings, frontend, backend)
         announce_ready(frontend=frontend, backend=backend, **tap)
         await router.stopped()
     problem = router.core.context.superseded
@@ -49,6 +56,15 @@ async def serve(settings: RouterSettings, log: TurnLog | None = None) -> ActorEx
         complain(problem)
         return ActorExit.REJECTED
     return ActorExit.STOPPED
+
+
+def _leave_addresses(settings: RouterSettings, frontend: str, backend: str) -> None:
+    """Note beside the keys where this router listens: `keys invite` puts it into tokens."""
+    if settings.security is None or not settings.security.key_file:
+        return
+    addresses = RouterAddresses(split_key(frontend)[0], split_key(backend)[0])
+    with contextlib.suppress(OSError):  # a convenience; invite takes an address as well
+        write_router_addresses(Path(settings.security.key_file).parent, addresses)
 
 
 TICK_S = 0.05
@@ -77,6 +93,7 @@ class RouterActor:
         self._tap: TapPort | None = None
         self._actor: Actor[Effect] | None = None
         self._guard: SocketGuard | None = None
+        self._enrolment: Enrolment | None = None
         self._watch = ResourceWatch()
         self._n_turned_away = 0
         self._has_warned = False
@@ -93,6 +110,10 @@ class RouterActor:
             check_letters(Path(self._settings.dead_letters))
         endpoints = [self._settings.frontend, self._settings.backend]
         self._guard = guard = guard_of(self._settings.security, self._revoked)
+        if guard is not None:
+            assert self._settings.security is not None  # or there would be no guard
+            path = Path(self._settings.security.allow_list)
+            self._enrolment = Enrolment(path, guard.refresh, warn)
         try:
             port = RouterPort(
                 endpoints,
@@ -107,6 +128,8 @@ class RouterActor:
             self._actor = Actor(port.apply, clock=self._clock, tick=self._tick, tick_s=TICK_S)
             self._actor.start()
             if guard is not None:
+                guard.on_changed = self._keys_changed
+                self._keys_changed(guard.principals)
                 await guard.prove()
         except BaseException:
             await self.__aexit__()
@@ -218,8 +241,28 @@ class RouterActor:
             for peer in self._port.peers_of(some):
                 self._feed(Revoked([peer], code))
 
+    def _keys_changed(self, principals: Principals) -> None:
+        self._feed(KeysChanged(list(principals.values())))
+
     def _receive_signed(self, peer: Peer, principal: Principal, entries: list[Entry]) -> None:
-        self._feed(Received(peer, entries, principal))
+        if principal.role == "newcomer":
+            self._answer_newcomer(peer, principal, entries)
+            return
+        is_hello = bool(entries) and entries[0].kind == "hello"
+        self._feed(Received(peer, entries, principal, self._host_of(peer) if is_hello else ""))
+
+    def _answer_newcomer(self, peer: Peer, principal: Principal, entries: list[Entry]) -> None:
+        """No entry of theirs reaches the core."""
+        if self._port is None or self._enrolment is None:
+            return
+        for answer in self._enrolment.answer(principal, entries, self._host_of(peer)):
+            self._port.send(peer, answer)
+        self._port.forget(peer)
+
+    def _host_of(self, peer: Peer) -> str:
+        """IP address of the host that a connection comes from; empty if that is this one."""
+        address = self._port.address_of(peer) if self._port is not None else ""
+        return "" if not address or is_own(address) else address
 
     def _feed(self, event: Event) -> None:
         if self._actor is not None:

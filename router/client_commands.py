@@ -13,14 +13,17 @@ from rolloutbus.bus.wire.commands import COMMANDS, done_by, sent_by
 from rolloutbus.bus.wire.counters import ROUTER_COUNTERS
 from rolloutbus.bus.wire.entry import Entry
 from rolloutbus.bus.wire.messages.control import (
+    FleetOutcome,
     FleetStatus,
     LoadLora,
     Pause,
     Resume,
+    Shutdown,
     StoreStatus,
+    WorkerOutcome,
     WorkerStatus,
 )
-from rolloutbus.bus.wire.messages.endings import Problem
+from rolloutbus.bus.wire.messages.endings import Done, Problem
 from rolloutbus.bus.wire.messages.generation import Abort, Aborted, AbortPolicy
 from rolloutbus.bus.wire.validation import check_rid
 from rolloutbus.router.context import Context, check_deadline, refusal
@@ -129,7 +132,8 @@ class ClientCommands:
             until = min(deadline_at, now + STORE_GRACE_S)
             self._awaiting[entry.rid] = _Awaiting(client.name, entry, deadline_at, until)
         elif targets is None:
-            self._context.refuse(client.name, entry.rid, self._nobody_at(entry.route))
+            if not (isinstance(body, Shutdown) and self._gives_up(client, entry, body)):
+                self._context.refuse(client.name, entry.rid, self._nobody_at(entry.route))
         elif not self._fleet.has_room(len(targets)):
             problem = refusal("busy", "too many commands are under way", retry_after_ms=1000)
             self._context.refuse(client.name, entry.rid, problem)
@@ -139,8 +143,13 @@ class ClientCommands:
         elif isinstance(body, Pause | Resume):
             if self._intents.may_be_asked:  # else its client asks again
                 self._intents.asked(body, entry.route, now)
-                self._fleet.ask(client.name, entry, targets, now)
+                is_brought = entry.route == "fleet"
+                self._fleet.ask(client.name, entry, targets, now, is_brought=is_brought)
         else:
+            if isinstance(body, Shutdown):
+                for each in targets:
+                    self._context.expected.told_to_leave(each.name, comes_back=body.comes_back)
+                entry = replace(entry, body=pack(Shutdown(body.drain)))
             self._fleet.ask(client.name, entry, targets, now, self._missed(entry, body))
 
     def report(self, client: ClientRecord, entry: Entry, now: float) -> None:
@@ -171,6 +180,16 @@ class ClientCommands:
             self._store_status(now),
             {policy: tags[-1][1] for policy, tags in context.tags.items()},
         )
+
+    def _gives_up(self, client: ClientRecord, entry: Entry, body: Shutdown) -> bool:
+        """A worker that is away is to leave: nobody waits for it any more."""
+        name = entry.route.removeprefix("worker:")
+        if body.comes_back or not self._context.expected.forget(name):
+            return False
+        done = pack(Done("It was not here, and is not expected any more."))
+        outcome = FleetOutcome([WorkerOutcome(name, "finished", done)], [])
+        self._context.finish(client.name, entry.rid, pack(outcome))
+        return True
 
     def _held(self, targets: Iterable[MemberRecord]) -> str:
         """Name of one that is to be paused, or might be; empty if none is."""

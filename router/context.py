@@ -100,6 +100,11 @@ class Context:
         """Last committed version of a policy; 0 before the first."""
         return self.committed.get(policy, 0)
 
+    def known_policies(self) -> set[str]:
+        """Those with a worker that is here or expected, or with a committed version."""
+        served = {worker.policy for worker in self.members.workers()}
+        return served | self.expected.policies() | self.committed.keys()
+
     @property
     def may_miss_commits(self) -> bool:
         """Whether this router may not know yet what was committed before it began."""

@@ -8,7 +8,6 @@ from collections.abc import Callable
 from typing import Any, assert_never
 
 from rolloutbus.bus.backoff import Chance
-from rolloutbus.bus.security.principals import Principal
 from rolloutbus.bus.wire.codec import unpack_as
 from rolloutbus.bus.wire.commands import ENDINGS
 from rolloutbus.bus.wire.entry import Entry, Peer
@@ -23,6 +22,7 @@ from rolloutbus.router.events import (
     Counted,
     Effect,
     Event,
+    KeysChanged,
     LettersKept,
     Malformed,
     Received,
@@ -36,6 +36,7 @@ from rolloutbus.router.health.suspicion import DeadLetter
 from rolloutbus.router.members.authority import Authority, Offences
 from rolloutbus.router.members.clients import ClientRecord
 from rolloutbus.router.members.intents import Intents
+from rolloutbus.router.members.key_handout import KeyHandout
 from rolloutbus.router.members.member_commands import MemberCommands, is_share
 from rolloutbus.router.members.membership import Membership
 from rolloutbus.router.members.records import MemberRecord
@@ -104,8 +105,9 @@ class RouterCore:
         self._updates = Updates(self.context, self._fleet)
         self._catch_ups = CatchUps(self.context, self._updates, self._fleet)
         self._intents = Intents(self.context, self._fleet)
+        self._keys = KeyHandout(self.context)
         self._membership = Membership(
-            self.context, self._intents, self._on_heartbeat, self._on_lost
+            self.context, self._intents, self._keys, self._on_heartbeat, self._on_lost
         )
         self._publications = Publications(self.context, self._updates)
         self._reservations = Reservations(self.context, self._fleet, self._publications)
@@ -151,6 +153,8 @@ class RouterCore:
                 self.context.count(counter, n)
             case LettersKept():
                 self._health.dead_letters.clear()
+            case KeysChanged(principals):
+                self._keys.changed(principals)
             case _:
                 assert_never(event)
         return self.context.out.take()
@@ -183,7 +187,7 @@ class RouterCore:
                 if handle is not None:
                     handle(sender, entry, now)
                 else:  # whatever may change who the sender is
-                    self._receive_other(peer, entry, now, principal)
+                    self._receive_other(event, entry, now)
                     sender, handlers, runs = self._sender(peer)
             except RemoteProtocolError as error:
                 self._answer_malformed(peer, entry, str(error))
@@ -256,14 +260,13 @@ class RouterCore:
             return member, self._from_member, self._runs_from_member
         return None, {}, {}
 
-    def _receive_other(
-        self, peer: Peer, entry: Entry, now: float, principal: Principal | None
-    ) -> None:
+    def _receive_other(self, event: Received, entry: Entry, now: float) -> None:
+        peer = event.peer
         sender, _, _ = self._sender(peer)
         if entry.kind == "hello":
             hello = unpack_as(Hello, entry)
             former = self.context.clients.named(hello.name)
-            self._membership.hello(peer, hello, now, principal)
+            self._membership.hello(peer, hello, now, event.principal, event.host)
             if former is not None and former.boot != hello.boot:
                 self._client_replaced(former)
             if hello.store is not None:

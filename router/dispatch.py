@@ -32,6 +32,8 @@ from rolloutbus.router.requests.record import Request
 from rolloutbus.router.requests.table import RequestTable
 
 MOST_NAMED = 8
+STRANGER_S = 10.0
+"""A request waits so long for a policy that nobody here knows, while others are served."""
 
 
 class Dispatcher:
@@ -56,6 +58,8 @@ class Dispatcher:
         self._admission = admission
         self._placer = placer
         self._validation = validation
+        self._strange_since: dict[str, float] = {}
+        """Policies that requests wait for and that nobody here knows: since when they do."""
 
     def submit(self, client: ClientRecord, entry: Entry, now: float) -> None:
         """A `generate` arrives, for the first time or again."""
@@ -214,8 +218,9 @@ class Dispatcher:
         waiting, sent = self._table.waiting, self._table.sent
         if waiting.is_empty and not sent:
             return
+        self._look_for_strangers(now)
         for request in waiting:
-            if request.deadline_at <= now or self._is_hopeless(request):
+            if request.deadline_at <= now or self._is_hopeless(request, now):
                 self._expire(request)
         self.dispatch_waiting(now)
         for client, rids in _unreported([*waiting, *sent.values()]).items():
@@ -334,8 +339,20 @@ class Dispatcher:
             ),
         )
 
-    def _is_hopeless(self, request: Request) -> bool:
-        """Whether it waits for weights or a worker that nobody expects any more."""
+    def _look_for_strangers(self, now: float) -> None:
+        """Notes the policies that requests wait for and that nobody here knows.
+
+        Where no policy is known at all, clients are there before the first worker.
+        """
+        known = set[str]() if self._context.is_recovering else self._context.known_policies()
+        wanted = {each.place.policy for each in self._table.waiting} if known else set[str]()
+        since = self._strange_since
+        self._strange_since = {policy: since.get(policy, now) for policy in wanted - known}
+
+    def _is_hopeless(self, request: Request, now: float) -> bool:
+        """Whether it waits for a policy, weights or a worker that nobody expects any more."""
+        if self._strange_since.get(request.place.policy, now) + STRANGER_S <= now:
+            return True
         if request.place.worker and absence_of(self._context, request.place) is not None:
             return True
         return request.rule is not None and self._is_retired(request)
@@ -350,28 +367,40 @@ class Dispatcher:
         policy = request.place.policy
         committed = self._context.committed_of(policy)
         is_served = self._context.eligibility.can_serve(policy, request.rule, committed)
-        if request.place.worker:
+        if policy in self._strange_since:
+            problem = self._strangeness(policy)
+        elif request.place.worker:
             problem = absence_of(self._context, request.place)
             problem = problem or lateness_of(self._context, request)
         else:
-            problem = _lateness(request, is_served=is_served, instead=self._who_is_there(policy))
+            problem = _lateness(request, is_served=is_served, instead=self._who_is_there(request))
         if request.rule is not None and request.rule.is_retired(committed):
             problem = _retirement(request, committed)
         kind = "expired" if problem.code == "deadline" else "refused"
         self._context.refuse(request.client, request.rid, problem, kind)
         self._table.forget(request)
 
-    def _who_is_there(self, policy: str) -> str:
-        """Why no worker of the policy takes requests, for the error of a client that waited."""
+    def _strangeness(self, policy: str) -> Problem:
+        """Why nobody serves a policy that was perhaps misspelt."""
+        known = _some([repr(each) for each in sorted(self._context.known_policies())])
+        message = f"no worker of policy {policy!r} is here or expected; there are {known}"
+        return refusal("unknown_policy", message, "place.policy")
+
+    def _who_is_there(self, request: Request) -> str:
+        """Why no worker of the policy took a request, for the error of a client that waited."""
         context = self._context
-        states = {each.name: each.shown_state for each in context.members.workers(policy)}
-        if states:
-            names = sorted(states, key=lambda name: (len(name), name))
-            hint = "; `resume` lets it go on" if "paused" in states.values() else ""
-            return _some([f"{name} is {states[name]}" for name in names]) + hint
-        served = sorted({each.policy for each in context.members.workers()})
-        if served:
-            return f"the workers here serve {_some([repr(each) for each in served])}"
+        workers = {each.name: each for each in context.members.workers(request.place.policy)}
+        if workers:
+            names = sorted(workers, key=lambda name: (len(name), name))
+            states = [workers[name].shown_state for name in names]
+            hint = "; `resume` lets it go on" if "paused" in states else ""
+            if request.rule is not None:
+                states = [
+                    f"{state} with version {workers[name].version}"
+                    for name, state in zip(names, states, strict=True)
+                ]
+            told = [f"{name} is {state}" for name, state in zip(names, states, strict=True)]
+            return _some(told) + hint
         return "no worker is here at all"
 
 
@@ -448,4 +477,5 @@ def _lateness(request: Request, *, is_served: bool, instead: str) -> Problem:
         message = f"no worker of policy {policy!r} was ready before the deadline: {instead}"
         return refusal("deadline", message)
     message = f"no worker served policy {policy!r} at {request.place.versions} before the deadline"
+    message += f": {instead}"
     return refusal("version_unavailable", message, "place.versions")

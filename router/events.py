@@ -59,6 +59,8 @@ class Received(msgspec.Struct, frozen=True, gc=False):
     entries: list[Entry]
     principal: Principal | None = None
     """Whose key the connection has, if it has one: what that one may not say is refused."""
+    host: str = ""
+    """Of a hello that came from another host: the IP address of that host. Else empty."""
 
 
 class Returned(msgspec.Struct, frozen=True, gc=False):
@@ -96,6 +98,12 @@ class LettersKept(msgspec.Struct, frozen=True, gc=False):
     """The shell has taken the dead letters that there were."""
 
 
-Event = Received | Returned | Malformed | Revoked | Ticked | Counted | LettersKept
+class KeysChanged(msgspec.Struct, frozen=True, gc=False):
+    """This is the allow-list from now on."""
+
+    principals: list[Principal]
+
+
+Event = Received | Returned | Malformed | Revoked | Ticked | Counted | LettersKept | KeysChanged
 Handle = Callable[[Event, float], list[Effect]]
 """`RouterCore.handle`, with or without listeners: (event, now in seconds) -> effects."""

@@ -18,6 +18,7 @@ from rolloutbus.router.events import (
     Effect,
     Event,
     Handle,
+    KeysChanged,
     LettersKept,
     Malformed,
     Received,
@@ -83,9 +84,9 @@ def stimulus_of(event: Event, now: float) -> Stimulus:
     match event:
         case Received(peer, entries, None):
             return Stimulus("received", now, [peer], entries)
-        case Received(peer, entries, principal):
+        case Received(peer, entries, principal, host):
             who = msgspec.json.encode(principal).decode()
-            return Stimulus("signed", now, [peer], entries, who)
+            return Stimulus("signed", now, [peer], entries, who, host=host)
         case Returned(peer, entries):
             return Stimulus("undelivered", now, [peer], entries)
         case Malformed(peer):
@@ -98,6 +99,8 @@ def stimulus_of(event: Event, now: float) -> Stimulus:
             return Stimulus("counted", now, text=counter, count=n)
         case LettersKept():
             return Stimulus("letters", now)
+        case KeysChanged(principals):
+            return Stimulus("keys", now, text=msgspec.json.encode(principals).decode())
         case _:
             assert_never(event)
 
@@ -111,7 +114,8 @@ def event_of(stimulus: Stimulus) -> Event:
         case "received":
             return Received(peer, entries)
         case "signed":
-            return Received(peer, entries, msgspec.json.decode(text, type=Principal))
+            principal = msgspec.json.decode(text, type=Principal)
+            return Received(peer, entries, principal, stimulus.host)
         case "undelivered":
             return Returned(peer, entries)
         case "malformed":
@@ -124,5 +128,7 @@ def event_of(stimulus: Stimulus) -> Event:
             return Counted(text, stimulus.count)
         case "letters":
             return LettersKept()
+        case "keys":
+            return KeysChanged(msgspec.json.decode(text, type=list[Principal]))
         case _:
             assert_never(stimulus.event)

@@ -17,6 +17,7 @@ from rolloutbus.router.events import (
     Effect,
     Event,
     Handle,
+    KeysChanged,
     LettersKept,
     Malformed,
     Received,
@@ -67,6 +68,8 @@ class TapFeed:
                 self._batch("tick", None, [], now)
             case Counted() | LettersKept():
                 return  # between the core and its shell
+            case KeysChanged():
+                pass  # it has no sign of its own; what is sent to members for it follows
             case _:
                 assert_never(event)
         for effect in effects:

@@ -312,8 +312,8 @@ def traced_handle(handle: Handle, traces: RouterTraces) -> Handle:
 
     def handle_and_trace(event: Event, now: float) -> list[Effect]:
         match event:
-            case Received(peer, entries, principal):
-                event = Received(peer, traces.heard(peer, entries, now), principal)
+            case Received(peer, entries, principal, host):
+                event = Received(peer, traces.heard(peer, entries, now), principal, host)
             case Returned(peer, entries):
                 event = Returned(peer, [untraced(entry) for entry in entries])
             case Ticked():

@@ -9,8 +9,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import BinaryIO, Protocol
 
-from rolloutbus.bus.actor.process import PARENT_VARIABLE, ActorExit, read_notice, read_ready
+from rolloutbus.bus.actor.process import (
+    PARENT_VARIABLE,
+    ActorExit,
+    read_notice,
+    read_progress,
+    read_ready,
+)
 from rolloutbus.bus.actor.resources import NO_ROOM
+from rolloutbus.bus.actor.variables import PROGRESS
 
 _READ_BYTES = 65_536
 _TAIL_BYTES = 16_384
@@ -20,6 +27,8 @@ OnReady = Callable[[dict[str, str]], None]
 """Gets the endpoints of a child as soon as it announces them."""
 OnNotice = Callable[[str], None]
 """Gets what a child says to people, which its log may have no room for."""
+OnProgress = Callable[[str], None]
+"""Gets what a child does until it is ready, as soon as it says that."""
 
 
 class Child(Protocol):
@@ -68,7 +77,7 @@ class Program(Protocol):
     @property
     def may_leave(self) -> bool: ...  # noqa: D102 - as of `ProcessSpec`
 
-    async def start(self, on_ready: OnReady, on_notice: OnNotice) -> Child:
+    async def start(self, on_ready: OnReady, on_notice: OnNotice, on_progress: OnProgress) -> Child:
         """Begin one incarnation; does not wait until it is ready."""
         ...
 
@@ -91,9 +100,11 @@ class ProcessSpec:
     may_leave: bool = False
     """Exit status 0 is its own decision and final; otherwise it is started again."""
 
-    async def start(self, on_ready: OnReady, on_notice: OnNotice) -> "ChildProcess":
+    async def start(
+        self, on_ready: OnReady, on_notice: OnNotice, on_progress: OnProgress
+    ) -> "ChildProcess":
         """Start the process; see `ChildProcess.start`."""
-        return await ChildProcess.start(self, on_ready, on_notice)
+        return await ChildProcess.start(self, on_ready, on_notice, on_progress)
 
 
 @dataclass(slots=True)
@@ -104,6 +115,7 @@ class ChildProcess:
     process: asyncio.subprocess.Process
     on_ready: OnReady
     on_notice: OnNotice
+    on_progress: OnProgress
     node = ""
     _pipe: int
     _log: BinaryIO
@@ -111,7 +123,7 @@ class ChildProcess:
 
     @classmethod
     async def start(
-        cls, spec: ProcessSpec, on_ready: OnReady, on_notice: OnNotice
+        cls, spec: ProcessSpec, on_ready: OnReady, on_notice: OnNotice, on_progress: OnProgress
     ) -> "ChildProcess":
         """Start it.
 
@@ -119,6 +131,7 @@ class ChildProcess:
             spec: what to start.
             on_ready: gets its endpoints as soon as it announces them.
             on_notice: gets what it says to people, which its log may have no room for.
+            on_progress: gets what it does until it is ready, as soon as it says that.
 
         Raises:
             OSError: the program or the log file cannot be opened.
@@ -136,6 +149,7 @@ class ChildProcess:
                 env={
                     **(os.environ if spec.environment is None else spec.environment),
                     PARENT_VARIABLE: str(os.getpid()),
+                    PROGRESS: "supervisor",
                 },
                 # Ctrl-C in a terminal must reach the supervisor only: it ends them in order.
                 start_new_session=True,
@@ -147,7 +161,7 @@ class ChildProcess:
         finally:
             os.close(theirs)
         os.set_blocking(ours, False)
-        child = cls(spec, process, on_ready, on_notice, ours, log)
+        child = cls(spec, process, on_ready, on_notice, on_progress, ours, log)
         asyncio.get_running_loop().add_reader(ours, child._read)
         return child
 
@@ -213,6 +227,8 @@ class ChildProcess:
             self.on_ready(endpoints)
         elif sentence := read_notice(line):
             self.on_notice(sentence)  # it stands in the log already, if there is room
+        elif doing := read_progress(line):
+            self.on_progress(doing)
         else:
             with contextlib.suppress(OSError):  # a full disk must not end us
                 self._log.write(line + b"\n")

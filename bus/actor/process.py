@@ -17,7 +17,9 @@ import uvloop
 
 from rolloutbus.bus.actor.json_log import json_log_of
 from rolloutbus.bus.actor.resources import WATCH_S, ResourceWatch, provide_fds
+from rolloutbus.bus.actor.variables import PROGRESS, choice_of
 from rolloutbus.bus.wire.errors import BusError, SettingsError
+from rolloutbus.bus.wire.messages.membership import EXPLAINED
 
 _PR_SET_PDEATHSIG = 1
 
@@ -89,6 +91,10 @@ class _NoticeLine(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     told: str
 
 
+class _ProgressLine(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    doing: str
+
+
 def announce_ready(**endpoints: str) -> None:
     """Report to this process's parent that it serves, and where: one JSON line on stdout."""
     sys.stdout.write(msgspec.json.encode(_ReadyLine(endpoints)).decode() + "\n")
@@ -110,6 +116,28 @@ def read_notice(line: bytes) -> str:
         return msgspec.json.decode(line, type=_NoticeLine).told
     except msgspec.DecodeError:
         return ""
+
+
+def read_progress(line: bytes) -> str:
+    """What `tell_progress` has told in a line; empty for anything else."""
+    try:
+        return msgspec.json.decode(line, type=_ProgressLine).doing
+    except msgspec.DecodeError:
+        return ""
+
+
+def tell_progress(doing: str) -> None:
+    """Say what this process does until it is ready, e.g. `loading weights`."""
+    with contextlib.suppress(OSError, ValueError):
+        match choice_of(PROGRESS):
+            case "supervisor":
+                sys.stdout.write(msgspec.json.encode(_ProgressLine(doing)).decode() + "\n")
+                sys.stdout.flush()
+            case "terminal":
+                sys.stderr.write(f"{doing} …\n")
+                sys.stderr.flush()
+            case _:
+                pass
 
 
 def complain(sentence: str) -> None:
@@ -149,11 +177,25 @@ def complaint_in(log: Sequence[str]) -> str:
     return reasons[-1].removeprefix(COMPLAINT) if reasons else ""
 
 
-def on_stop_signal(stop: Callable[[], object]) -> None:
-    """Have SIGTERM and SIGINT call `stop` on the running loop."""
+def dismissed_exit(reason: str) -> ActorExit | None:
+    """Exit status of a member whose hello the router refused, after saying why; None: it did not.
+
+    `reason` is that of its `Stop`: the code, a colon and the message.
+    """
+    code, _, why = reason.partition(": ")
+    if code not in EXPLAINED:
+        return None
+    complain(f"the router refuses it: {why}")
+    return ActorExit.SETTINGS if code == "unreachable" else ActorExit.FAILED
+
+
+def on_stop_signal(
+    stop: Callable[[], object], *, drain: Callable[[], object] | None = None
+) -> None:
+    """Have SIGTERM and SIGINT call `stop` on the running loop; SIGTERM `drain`, if there is one."""
     loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, stop)
+    loop.add_signal_handler(signal.SIGTERM, drain or stop)
+    loop.add_signal_handler(signal.SIGINT, stop)
 
 
 def run_actor(

@@ -1,7 +1,7 @@
 """Keeping processes running: restarts with a limit, readiness, and an end in order.
 
 Each call of `Supervisor.start` is a rank. Ranks end in the reverse order of their start, the
-processes of one rank side by side.
+processes of one rank side by side. `add` puts one more into a rank.
 """
 
 import asyncio
@@ -14,7 +14,7 @@ from rolloutbus.bus.actor.child import Child, Program, how_it_ended, last_lines
 from rolloutbus.bus.actor.loop import BootClock, Clock
 from rolloutbus.bus.actor.process import ActorExit, complaint_in
 from rolloutbus.bus.backoff import wait_after
-from rolloutbus.bus.wire.errors import DeadlineExceeded, ProcessFailed
+from rolloutbus.bus.wire.errors import ActorStopped, DeadlineExceeded, ProcessFailed
 
 LOG_LINES = 12
 """Of a failed process's log, shown with its error."""
@@ -40,9 +40,12 @@ class ProcessEvent:
     """Something happened to a process; `what` says it in words."""
 
     name: str
-    kind: Literal["started", "ready", "died", "left", "told"]
-    """`told`: it says something that people must know."""
+    kind: "EventKind"
     what: str
+
+
+EventKind = Literal["started", "ready", "died", "left", "told", "scaled"]
+"""`told`: it says something that people must know. `scaled`: a step of adding or removing it."""
 
 
 EventHandler = Callable[[ProcessEvent], None]
@@ -50,6 +53,10 @@ EventHandler = Callable[[ProcessEvent], None]
 
 def _ignore(_: ProcessEvent) -> None:
     """Default listener: events are not shown."""
+
+
+def _nothing() -> None:
+    """Default of `on_end`."""
 
 
 class SupervisedProcess:
@@ -69,11 +76,20 @@ class SupervisedProcess:
         self._ready = asyncio.Event()
         self._stopping = asyncio.Event()
         self._deaths: deque[float] = deque()
+        self._doing = ""
+        """What the present incarnation has said that it does until it is ready."""
         self._was_ready = False
         self._complaint = ""
         """Why the last incarnation ended, as it said."""
         self._late: asyncio.TimerHandle | None = None
         """Ends an incarnation that is not ready in time."""
+        self.is_on_trial = False
+        """If it cannot be kept running, that is its own `failure` and ends nothing else."""
+        self.failure: ProcessFailed | None = None
+        """Why it does not run any more, if that happened on trial."""
+        self.on_end: Callable[[], None] = _nothing
+        """Called when it does not run, and will not be started again."""
+        self._ended = asyncio.Event()
 
     @property
     def pid(self) -> int:
@@ -89,6 +105,11 @@ class SupervisedProcess:
     def is_ready(self) -> bool:
         """Whether its present incarnation serves."""
         return self._ready.is_set()
+
+    @property
+    def waits_for(self) -> str:
+        """What it does until it is ready, e.g. `loading weights`; empty: it is ready."""
+        return "" if self.is_ready else self._doing or "starting"
 
     async def wait_ready(self) -> None:
         """Wait until its present or next incarnation serves."""
@@ -115,15 +136,38 @@ class SupervisedProcess:
                 return
             await self._rest(self._judge(status))
 
+    def let_leave(self) -> None:
+        """Do not start it again when it ends, however that is."""
+        self._stopping.set()
+
+    async def ended(self) -> None:
+        """Wait until it does not run, and will not be started again."""
+        await self._ended.wait()
+
     async def stop(self) -> None:
         """End it and do not start it again."""
         self._stopping.set()
         if self._child is not None:
             await self._child.stop()
 
+    async def kept(self) -> None:
+        """`keep_running`, of which a failure on trial is noted and not raised."""
+        try:
+            await self.keep_running()
+        except ProcessFailed as failure:
+            if not self.is_on_trial:
+                raise
+            self.failure = failure
+        finally:
+            self._ended.set()
+        self.on_end()  # not if this task was cancelled: the process may run, and `stop` ends it
+
     async def _live(self) -> int | None:
         """One incarnation; returns its exit status."""
-        child = self._child = await self.spec.start(self._became_ready, self._noticed)
+        self._doing = ""
+        child = self._child = await self.spec.start(
+            self._became_ready, self._noticed, self._progressed
+        )
         self._complaint = ""
         self._report("started", f"started as process {child.pid}" if child.pid else "is started")
         if self.spec.ready_timeout_s:
@@ -156,6 +200,9 @@ class SupervisedProcess:
         self._was_ready = True
         self._ready.set()
         self._report("ready", "is ready")
+
+    def _progressed(self, doing: str) -> None:
+        self._doing = doing
 
     def _noticed(self, sentence: str) -> None:
         if complaint := complaint_in([sentence]):
@@ -200,7 +247,7 @@ class SupervisedProcess:
         except TimeoutError:
             return
 
-    def _report(self, kind: Literal["started", "ready", "died", "left", "told"], what: str) -> None:
+    def _report(self, kind: EventKind, what: str) -> None:
         self._on_event(ProcessEvent(self.spec.name, kind, what))
 
 
@@ -221,6 +268,7 @@ class Supervisor:
         self._clock = clock or BootClock()
         self._tasks = asyncio.TaskGroup()
         self._ranks: list[list[SupervisedProcess]] = []
+        self._is_closing = False
 
     async def __aenter__(self) -> Self:
         await self._tasks.__aenter__()
@@ -245,8 +293,22 @@ class Supervisor:
         rank = [SupervisedProcess(spec, self._rule, self._on_event, self._clock) for spec in specs]
         self._ranks.append(rank)
         for process in rank:
-            self._tasks.create_task(process.keep_running(), name=f"keep {process.spec.name}")
+            self._keep(process)
         return rank
+
+    def add(self, rank: list[SupervisedProcess], spec: Program) -> SupervisedProcess:
+        """Start one more process of a rank that `start` returned; it is on trial.
+
+        Raises:
+            ActorStopped: all processes are being ended.
+        """
+        if self._is_closing:
+            raise ActorStopped(f"{spec.name} is not started: all processes are being ended")
+        process = SupervisedProcess(spec, self._rule, self._on_event, self._clock)
+        process.is_on_trial = True
+        rank.append(process)
+        self._keep(process)
+        return process
 
     async def wait_ready(self, timeout_s: float) -> None:
         """Wait until every process is ready.
@@ -262,10 +324,20 @@ class Supervisor:
             late = ", ".join(each.spec.name for each in self._processes() if not each.is_ready)
             raise DeadlineExceeded(f"not ready within {timeout_s:g} s: {late}") from None
 
+    @property
+    def waits_for(self) -> dict[str, str]:
+        """What the processes that are not ready do until they are, by name."""
+        found = {each.spec.name: each.waits_for for each in self._processes()}
+        return {name: doing for name, doing in found.items() if doing}
+
+    def _keep(self, process: SupervisedProcess) -> None:
+        self._tasks.create_task(process.kept(), name=f"keep {process.spec.name}")
+
     def _processes(self) -> list[SupervisedProcess]:
         return [process for rank in self._ranks for process in rank]
 
     async def _stop_all(self) -> None:
+        self._is_closing = True
         for rank in reversed(self._ranks):
             await asyncio.gather(*(process.stop() for process in rank))
 

@@ -7,7 +7,14 @@ from rolloutbus.bus.wire.near_names import nearest
 
 TRACES = "ROLLOUTBUS_TRACES"
 LOG = "ROLLOUTBUS_LOG"
-CHOICES = {TRACES: ("off", "otlp"), LOG: ("text", "json")}
+PROGRESS = "ROLLOUTBUS_PROGRESS"
+"""Who hears what an actor does until it is ready: its `supervisor`, by a line on stdout, or people
+at a `terminal`, by lines on stderr. Who starts the actor sets it."""
+CHOICES = {
+    TRACES: ("off", "otlp"),
+    LOG: ("text", "json"),
+    PROGRESS: ("off", "supervisor", "terminal"),
+}
 """Variable -> its values; the first one holds where it is not set."""
 PREFIX = "ROLLOUTBUS_"
 

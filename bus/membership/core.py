@@ -19,6 +19,7 @@ from rolloutbus.bus.membership.deliveries import (
     Deliveries,
     Execute,
     Heed,
+    LetIn,
     MemberEffect,
     StopSilently,
     StopWork,
@@ -34,16 +35,19 @@ from rolloutbus.bus.membership.lease import (
 )
 from rolloutbus.bus.membership.outbox import MAX_BYTES
 from rolloutbus.bus.membership.tombstones import CrashWitness
+from rolloutbus.bus.security.principals import principals_in
 from rolloutbus.bus.settings import LeaseSettings
 from rolloutbus.bus.wire.codec import SPOKEN, pack, unpack
 from rolloutbus.bus.wire.commands import COMMANDS, ENDINGS, KINDS
 from rolloutbus.bus.wire.durations import Durations
 from rolloutbus.bus.wire.entry import AttemptKey, Entry, Epoch
-from rolloutbus.bus.wire.errors import RemoteProtocolError
+from rolloutbus.bus.wire.errors import RemoteProtocolError, SettingsError
 from rolloutbus.bus.wire.messages.endings import Accepted, Ack, Fenced, Problem
 from rolloutbus.bus.wire.messages.membership import (
+    EXPLAINED,
     Dismissed,
     Goodbye,
+    HandedKeys,
     Heartbeat,
     Hello,
     Intent,
@@ -138,6 +142,8 @@ class MemberCore:
         self._reported_seq = 0
         """The heartbeat before: what its news were continued from."""
         self._retry_at = 0.0
+        self._keys_stamp = ""
+        """Of the allow-list that was handed over the present link."""
 
     @property
     def state(self) -> LinkState:
@@ -264,8 +270,10 @@ class MemberCore:
                 return [StopSilently(stopped)] if stopped else []
             case Intent() as intent:
                 return self._heed(intent)
-            case Dismissed(code):
-                return self._dismissed(code, now)
+            case HandedKeys() as keys:
+                return self._let_in(keys, entry)
+            case Dismissed(code, message):
+                return self._dismissed(code, message, now)
             case _:
                 pass
         return []
@@ -290,6 +298,16 @@ class MemberCore:
         self._named_by = self._holder.instance
         return [Heed(intent, "" if is_renamed else former)]
 
+    def _let_in(self, keys: HandedKeys, entry: Entry) -> list[MemberEffect]:
+        if self._state not in LINKED:
+            return []
+        try:
+            principals = principals_in(keys)
+        except SettingsError as error:
+            raise RemoteProtocolError(str(error)) from error
+        self._keys_stamp = keys.stamp
+        return [LetIn(principals, entry.body)]
+
     def _unknown(self, entry: Entry, now: float) -> list[MemberEffect]:
         self.counters.malformed += 1
         if not entry.rid or entry.epoch != self._holder.epoch:
@@ -313,7 +331,7 @@ class MemberCore:
             self.deliveries.outbox.due_now(None, now)
             self._move("leased")
 
-    def _dismissed(self, code: str, now: float) -> list[MemberEffect]:
+    def _dismissed(self, code: str, message: str, now: float) -> list[MemberEffect]:
         if self._state not in LINKED:
             return []
         if code == "unknown-peer":
@@ -326,7 +344,7 @@ class MemberCore:
             return []
         self._move("stopped")
         self.deliveries.stop_all(now)
-        return [StopWork(code), Stop(code)]
+        return [StopWork(code), Stop(f"{code}: {message}" if code in EXPLAINED else code)]
 
     def _judge_lease(self, now: float) -> list[MemberEffect]:
         if self._state not in HOLDING or self._holder.is_held(now):
@@ -346,6 +364,7 @@ class MemberCore:
     def _connect(self, event: LinkEvent, now: float) -> list[MemberEffect]:
         self._move(event)
         self._has_rejected = False
+        self._keys_stamp = ""
         return [Connect(), *self._greet(now)]
 
     def _greet(self, now: float) -> list[MemberEffect]:
@@ -366,7 +385,9 @@ class MemberCore:
         vitals = self._vitals()
         counters = {**asdict(self.counters), **vitals.counters}
         seqs = (seq, self._reported_seq)
-        heartbeat = _heartbeat_of(seqs, vitals, counters, self.deliveries, stamp)
+        heartbeat = _heartbeat_of(
+            seqs, vitals, counters, self.deliveries, (stamp, self._keys_stamp)
+        )
         self._reported_seq = seq
         if is_first:
             heartbeat = msgspec.structs.replace(
@@ -421,10 +442,11 @@ def _heartbeat_of(
     vitals: Vitals,
     counters: dict[str, int],
     deliveries: Deliveries,
-    intent: tuple[int, int],
+    stamps: tuple[tuple[int, int], str],
 ) -> Heartbeat:
-    """`seqs`: its own number, and that of the heartbeat before."""
+    """`seqs`: its own number, and that of the heartbeat before; `stamps`: of intent and keys."""
     (seq, last_seq), news = seqs, deliveries.outbox.take_news()
+    intent, keys = stamps
     return Heartbeat(
         seq=seq,
         version=vitals.version,
@@ -444,4 +466,5 @@ def _heartbeat_of(
         counters=counters,
         durations=dict(vitals.durations),
         gauges=dict(vitals.gauges),
+        keys=keys,
     )

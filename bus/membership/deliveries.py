@@ -12,6 +12,7 @@ from msgspec import Raw
 from rolloutbus.bus.actor.effects import Connect, Send, Stop
 from rolloutbus.bus.membership.outbox import MAX_BYTES, Outbox
 from rolloutbus.bus.membership.tombstones import ABORTED, SettledRequests, Tombstones
+from rolloutbus.bus.security.principals import Principals
 from rolloutbus.bus.settings import LeaseSettings
 from rolloutbus.bus.wire.codec import pack
 from rolloutbus.bus.wire.entry import NO_BODY, Attempt, AttemptKey, Entry, Epoch, RequestId
@@ -51,7 +52,16 @@ class Heed:
     """Identity of the fleet known before, if this is another one; else empty."""
 
 
-MemberEffect = Send | Connect | Stop | Execute | StopWork | StopSilently | Heed
+@dataclass(frozen=True, slots=True)
+class LetIn:
+    """The router has handed over the allow-list: these may connect to what this member binds."""
+
+    principals: Principals
+    body: Raw
+    """The same as it came, for other processes of this member."""
+
+
+MemberEffect = Send | Connect | Stop | Execute | StopWork | StopSilently | Heed | LetIn
 
 
 class Running(NamedTuple):

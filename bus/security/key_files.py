@@ -14,12 +14,14 @@ from pathlib import Path
 
 import msgspec
 
+from rolloutbus.bus.security.invites import KeyList
 from rolloutbus.bus.security.keys import KEY_BYTES, KeyPair, check_public_key, is_public_key
 from rolloutbus.bus.security.principals import Principal, Principals, by_key
 from rolloutbus.bus.wire.errors import SettingsError
 
 MAX_KEY_FILE_BYTES = 4096
 MAX_LIST_BYTES = 16 * 1024 * 1024
+ROUTER_ADDRESSES = "router.json"
 SECRET_MODE = 0o600
 PUBLIC_MODE = 0o644
 OTHERS = 0o077
@@ -38,8 +40,13 @@ class _KeyFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return f"_KeyFile({self.name!r})"
 
 
-class _ListFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    principals: list[Principal] = []
+class RouterAddresses(msgspec.Struct, frozen=True):
+    """Where a router listens, for those who find its public key in the same directory."""
+
+    frontend: str = ""
+    """For clients."""
+    backend: str = ""
+    """For workers and the store."""
 
 
 def public_file(path: Path) -> Path:
@@ -53,6 +60,30 @@ def router_key_beside(path: str | Path) -> str:
         return ""
     file = Path(path).absolute().with_name("router.pub")
     return str(file) if file.exists() else ""
+
+
+def write_router_addresses(directory: Path, addresses: RouterAddresses) -> None:
+    """Keep them beside the router's public key.
+
+    Raises:
+        OSError: the directory cannot be written.
+    """
+    _replace(directory / ROUTER_ADDRESSES, msgspec.json.encode(addresses) + b"\n")
+
+
+def router_addresses_beside(path: str | Path) -> RouterAddresses:
+    """Where the router of the keys in this file's directory listens; empty ones if nothing says so.
+
+    Raises:
+        SettingsError: the file is no such file, or others may write it.
+    """
+    file = Path(path).absolute().with_name(ROUTER_ADDRESSES)
+    if not file.exists():
+        return RouterAddresses()
+    try:
+        return msgspec.json.decode(_trusted_content(file, MAX_KEY_FILE_BYTES), type=RouterAddresses)
+    except msgspec.DecodeError as error:
+        raise SettingsError(f"{file}: {error}") from error
 
 
 def write_key_pair(path: Path, pair: KeyPair) -> None:
@@ -169,8 +200,10 @@ class AllowList:
         """
         self._path = Path(path)
         self._seen = self._stamp()
-        self.principals: Principals = by_key(read_allow_list(self._path))
-        """Public key -> whose it is."""
+        self._broken: tuple[int, int, int] | None = None
+        """Stamp of the file when it could not be used: it is not read again before it changes."""
+        self.principals: Principals = _let_in(read_key_list(self._path))
+        """Public key -> whose it is; those of invitations stand for newcomers."""
         self.problem = ""
         """Why the file as it is now is not used; then the last good one still holds."""
 
@@ -181,11 +214,14 @@ class AllowList:
             if stamp == self._seen:
                 self.problem = ""
                 return False
-            principals = by_key(read_allow_list(self._path))
+            if stamp == self._broken:
+                return False
+            self._broken = stamp
+            principals = _let_in(read_key_list(self._path))
         except SettingsError as error:
             self.problem = str(error)
             return False
-        self._seen, self.problem = stamp, ""
+        self._seen, self._broken, self.problem = stamp, None, ""
         has_changed = principals != self.principals
         self.principals = principals
         return has_changed
@@ -199,22 +235,47 @@ class AllowList:
 
 
 def read_allow_list(path: Path) -> list[Principal]:
-    """The principals in an allow-list.
+    """The principals in an allow-list; raises as `read_key_list`."""
+    return read_key_list(path).principals
+
+
+def read_key_list(path: Path) -> KeyList:
+    """Principals and invitations in an allow-list.
 
     Raises:
         SettingsError: it cannot be read, says nonsense, or others may write it.
     """
     content = _trusted_content(path, MAX_LIST_BYTES)
     try:
-        return msgspec.json.decode(content, type=_ListFile).principals
+        return msgspec.json.decode(content, type=KeyList)
     except msgspec.DecodeError as error:
         raise SettingsError(f"{path}: {error}") from error
 
 
 def edit_allow_list(path: Path, edit: Callable[[list[Principal]], Sequence[Principal]]) -> None:
+    """Change the principals of the file as `edit_key_list` does, and leave the invitations."""
+
+    def edited(listed: KeyList) -> KeyList:
+        return msgspec.structs.replace(listed, principals=list(edit(listed.principals)))
+
+    edit_key_list(path, edited)
+
+
+def edit_key_list(path: Path, edit: Callable[[KeyList], KeyList], *, waits: bool = True) -> KeyList:
     """Change the file in one piece, made if needed: readers see the old list or the new one.
 
+    What `edit` raises leaves it as it was.
+
+    Args:
+        path: the file.
+        edit: makes the new list of the old one.
+        waits: while another process edits it, which may be stopped.
+
+    Returns:
+        The new list.
+
     Raises:
+        BlockingIOError: another process edits it; only if this one does not wait.
         SettingsError: what comes out is no list that could be used; nothing has changed.
     """
     if not path.parent.is_dir():
@@ -224,14 +285,31 @@ def edit_allow_list(path: Path, edit: Callable[[list[Principal]], Sequence[Princ
     except OSError as error:
         raise SettingsError(f"cannot write {path}: {error.strerror}") from error
     try:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        edited = list(edit(read_allow_list(path) if path.exists() else []))
-        by_key(edited)
-        _replace(
-            path, msgspec.json.format(msgspec.json.encode(_ListFile(edited)), indent=2) + b"\n"
-        )
+        fcntl.flock(lock, fcntl.LOCK_EX if waits else fcntl.LOCK_EX | fcntl.LOCK_NB)
+        edited = edit(read_key_list(path) if path.exists() else KeyList())
+        _let_in(edited)
+        _replace(path, msgspec.json.format(msgspec.json.encode(edited), indent=2) + b"\n")
+        return edited
+    except BlockingIOError:
+        raise
+    except OSError as error:
+        raise SettingsError(f"cannot write {path}: {error.strerror}") from error
     finally:
         os.close(lock)
+
+
+def _let_in(listed: KeyList) -> Principals:
+    """Public key -> whose it is, newcomers among them.
+
+    Raises:
+        SettingsError: this is no list that could be used.
+    """
+    table = by_key(listed.principals)
+    for each in listed.invites:
+        if each.key in table:
+            raise SettingsError(f"the invitation of {each.name} has a key that is let in")
+        table[each.key] = Principal(each.key, each.name, "newcomer")
+    return table
 
 
 def _trusted_content(path: Path, max_bytes: int) -> bytes:

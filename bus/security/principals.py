@@ -7,21 +7,26 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Literal, get_args
 
 import msgspec
+import xxhash
 
 from rolloutbus.bus.security.keys import KEY_BYTES, check_public_key
-from rolloutbus.bus.wire.codec import topic_of
+from rolloutbus.bus.wire.codec import pack, topic_of
 from rolloutbus.bus.wire.commands import ENDINGS, sent_by
 from rolloutbus.bus.wire.errors import SettingsError
-from rolloutbus.bus.wire.validation import MAX_PRIORITY, check_name
+from rolloutbus.bus.wire.limits import MAX_PATTERNS, MAX_PRINCIPALS, MAX_PRIORITY
+from rolloutbus.bus.wire.messages.membership import AllowedKey, HandedKeys
+from rolloutbus.bus.wire.validation import check_name
 
 Role = Literal["client", "trainer", "worker", "store", "subscriber", "admin"]
+Newcomer = Literal["newcomer"]
+"""Who holds an invitation, until it has a key of its own: see `bus.security.invites`."""
 Door = Literal["frontend", "backend", "stream", "bulk", "tap"]
 
 ROLES: tuple[Role, ...] = get_args(Role)
 
 ROLES_AT: dict[str, frozenset[str]] = {
-    "frontend": frozenset({"client", "trainer", "subscriber", "admin"}),
-    "backend": frozenset({"worker", "store"}),
+    "frontend": frozenset({"client", "trainer", "subscriber", "admin", "newcomer"}),
+    "backend": frozenset({"worker", "store", "newcomer"}),
     "stream": frozenset({"client", "trainer", "subscriber", "admin"}),
     "bulk": frozenset({"worker", "trainer", "admin"}),
     "tap": frozenset({"subscriber", "admin"}),
@@ -38,6 +43,7 @@ KINDS_OF: dict[str, frozenset[str]] = {
     "admin": _PRESENCE | sent_by("admin") | {"ack", "rejected"},
     "worker": _MEMBER | {"prefixes"},
     "store": _MEMBER,
+    "newcomer": frozenset({"enrol"}),  # which is answered before a core hears of it
 }
 """Role -> the kinds of entries that it may send to a router."""
 
@@ -48,8 +54,6 @@ BULK_KINDS_OF: dict[str, frozenset[str]] = {
 }
 """Role -> the kinds of entries that it may send to a bulk socket."""
 
-MAX_PATTERNS = 64
-
 
 class Principal(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """One line of the allow-list."""
@@ -58,7 +62,7 @@ class Principal(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_de
     """Public key, 64 hexadecimal digits."""
     name: str
     """For people; two keys of one name are two keys of one principal, as during a rotation."""
-    role: Role
+    role: Role | Newcomer
     actors: list[str] = []
     """Names that it may take on the bus, and so the ids of its requests, `<name>/<n>`; one that
     ends with `*` stands for all that begin so. Empty: its own name, and that name, a `-` and
@@ -110,12 +114,37 @@ def by_key(principals: Iterable[Principal]) -> Principals:
         SettingsError: a key twice, or two principals could take one name.
     """
     table: Principals = {}
+    principals = list(principals)
+    if len(principals) > MAX_PRINCIPALS:
+        raise SettingsError(f"{len(principals)} keys; at most {MAX_PRINCIPALS} may be let in")
     for each in principals:
         if each.key in table:
             raise SettingsError(f"{each.name} and {table[each.key].name} have the same key")
         table[each.key] = each
     _refuse_overlaps(table)
     return table
+
+
+def handed(principals: Iterable[Principal]) -> HandedKeys:
+    """The allow-list as a router hands it to members: without those who are only invited."""
+    keys = [
+        AllowedKey(each.key, each.name, each.role, each.actors, each.sessions, each.priorities)
+        for each in sorted(principals, key=lambda each: each.key)
+        if each.role != "newcomer"
+    ]
+    return HandedKeys(xxhash.xxh3_128_hexdigest(bytes(pack(HandedKeys("", keys)))), keys)
+
+
+def principals_in(keys: HandedKeys) -> Principals:
+    """The table that a member looks in.
+
+    Raises:
+        SettingsError: this is no allow-list.
+    """
+    try:
+        return by_key(msgspec.convert(msgspec.to_builtins(keys.keys), list[Principal]))
+    except msgspec.ValidationError as error:
+        raise SettingsError(f"the allow-list that was handed over: {error}") from error
 
 
 def _refuse_overlaps(table: Principals) -> None:

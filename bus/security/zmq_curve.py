@@ -18,6 +18,12 @@ def new_key_pair(name: str) -> KeyPair:
     return KeyPair(name, z85.decode(public).hex(), z85.decode(secret))
 
 
+def pair_of_secret(name: str, secret: bytes) -> KeyPair:
+    """The pair that a secret of 32 bytes is half of."""
+    public = zmq.curve_public(z85.encode(secret))
+    return KeyPair(name, z85.decode(public).hex(), secret)
+
+
 def dress_server(socket: zmq.Socket[bytes], pair: KeyPair, domain: str) -> None:
     """Before a socket binds: only keys that the ZAP handler of its context knows come in.
 

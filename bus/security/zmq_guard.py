@@ -14,6 +14,7 @@ from rolloutbus.bus.security.keys import KeyPair, SecuritySettings
 from rolloutbus.bus.security.principals import (
     Door,
     Principal,
+    Principals,
     answer,
     granted,
     is_claim,
@@ -162,6 +163,10 @@ def _nobody_cares(_: frozenset[str]) -> None:
     """Default: entries of a revoked peer are dropped in any case."""
 
 
+def _nobody_asks(_: Principals) -> None:
+    """Default: nobody is told of the allow-list."""
+
+
 class SocketGuard:
     """One actor's locks. Its sockets have a context, and so a ZAP handler, of their own."""
 
@@ -170,7 +175,7 @@ class SocketGuard:
         settings: SecuritySettings,
         on_revoked: Callable[[frozenset[str]], None] = _nobody_cares,
     ) -> None:
-        """Read keys and allow-list.
+        """Read keys and allow-list; without a file, nobody comes in until one is handed over.
 
         Args:
             settings: where they are.
@@ -180,8 +185,11 @@ class SocketGuard:
             SettingsError: key file or allow-list cannot be used.
         """
         self._pair = read_key_pair(settings.key_file)
-        self._allowed = AllowList(settings.allow_list)
+        self._file = AllowList(settings.allow_list) if settings.allow_list else None
+        self._principals: Principals = self._file.principals if self._file is not None else {}
         self.on_revoked = on_revoked
+        self.on_changed: Callable[[Principals], None] = _nobody_asks
+        """Called with the allow-list when it has changed."""
         # Nobody's: it passes every door, and nothing that it might say passes `signer`.
         self._probe = new_key_pair("probe")
         self._also = frozenset({self._probe.public})
@@ -223,7 +231,17 @@ class SocketGuard:
 
     def principal(self, key: str) -> Principal | None:
         """Principal of this key, by the present allow-list."""
-        return self._allowed.principals.get(key)
+        return self._principals.get(key)
+
+    @property
+    def principals(self) -> Principals:
+        """Public key -> whose it is, by the present allow-list."""
+        return self._principals
+
+    def hand_over(self, principals: Principals) -> None:
+        """The router tells who may come in; a file of our own goes before."""
+        if self._file is None:
+            self._apply(principals)
 
     def signer(self, frame: zmq.Frame) -> Principal | None:
         """Returns the principal who sent this frame; None if it has no rights now."""
@@ -231,7 +249,7 @@ class SocketGuard:
             key = frame.get("User-Id")
         except zmq.ZMQError:
             return None
-        return self._allowed.principals.get(str(key))
+        return self._principals.get(str(key))
 
     def note(self, frame: zmq.Frame, door: Door) -> Wire | None:
         """Remember the connection of this frame, to end it with the rights of its key.
@@ -284,7 +302,10 @@ class SocketGuard:
         self._context.destroy(linger=0)
 
     def _answer(self, question: Sequence[bytes]) -> list[bytes]:
-        reply = answer(question, self._allowed.principals, self._also)
+        reply = answer(question, self._principals, self._also)
+        if not user_in(reply) and knocker(question) is not None:
+            self.refresh()  # it may have been let in, or invited, a moment ago
+            reply = answer(question, self._principals, self._also)
         if not user_in(reply):
             self.n_refused += 1
             self._complain(question)
@@ -308,19 +329,31 @@ class SocketGuard:
         else:
             warn(f"the {principal.role}'s key of {principal.name!r} has no place at the {door}")
 
+    def refresh(self) -> None:
+        """Look at the allow-list's file now; it is looked at every REFRESH_S in any case."""
+        file = self._file
+        if file is None:
+            return
+        complained = file.problem
+        if file.refresh():
+            self._apply(file.principals)
+        elif file.problem not in ("", complained):
+            sys.stderr.write(f"warning: {file.problem}: the list before still holds\n")
+
     def _refresh(self) -> None:
         self._timer = self._loop.call_later(REFRESH_S, self._refresh)
-        before, complained = self._allowed.principals, self._allowed.problem
-        if self._allowed.refresh():
-            now = self._allowed.principals
-            lost = frozenset(key for key, was in before.items() if now.get(key) != was)
-            if lost:
-                self.on_revoked(lost)
-                for wire, door, key in list(self._wires.values()):
-                    if key in lost:
-                        self._end(wire, door, key)
-        elif self._allowed.problem not in ("", complained):
-            sys.stderr.write(f"warning: {self._allowed.problem}: the list before still holds\n")
+        self.refresh()
+
+    def _apply(self, now: Principals) -> None:
+        before, self._principals = self._principals, now
+        lost = frozenset(key for key, was in before.items() if now.get(key) != was)
+        if lost:
+            self.on_revoked(lost)
+            for wire, door, key in list(self._wires.values()):
+                if key in lost:
+                    self._end(wire, door, key)
+        if now != before:
+            self.on_changed(now)
 
     def _end(self, wire: Wire, door: Door, key: str) -> None:
         """End a connection, now or after the last words, unless the key has new rights by then.
@@ -347,15 +380,19 @@ class SocketGuard:
 def guard_of(
     security: SecuritySettings | None,
     on_revoked: Callable[[frozenset[str]], None] = _nobody_cares,
+    *,
+    is_member: bool = False,
 ) -> SocketGuard | None:
     """The guard that these settings ask for; None without keys.
+
+    `is_member`: the router hands it an allow-list, if it has none of its own.
 
     Raises:
         SettingsError: key file or allow-list are missing or cannot be used.
     """
     if security is None or not security.key_file:
         return None
-    if not security.allow_list:
+    if not security.allow_list and not is_member:
         raise SettingsError("security: who listens needs an allow_list beside its key_file")
     return SocketGuard(security, on_revoked)
 

@@ -24,6 +24,7 @@ StimulusEvent = Literal[
     "tick",
     "counted",
     "letters",
+    "keys",
 ]
 ToldEffect = tuple[bytes, list[Entry] | None]
 """(peer, what is sent there); None: the peer is forgotten."""
@@ -42,9 +43,12 @@ class Stimulus(msgspec.Struct, frozen=True, array_like=True, gc=False):
     entries: list[Entry] = []
     """What came, or could not be sent."""
     text: str = ""
-    """`signed`: the principal, JSON; `revoked`: the code; `counted`: the counter."""
+    """`signed`: the principal, JSON; `revoked`: the code; `counted`: the counter; `keys`:
+    the principals of the allow-list, JSON."""
     count: int = 0
     """`counted`: how many."""
+    host: str = ""
+    """`signed`: address of the other host that a hello came from; empty: from none."""
 
 
 class Outcome(msgspec.Struct, frozen=True, array_like=True, gc=False):

@@ -13,6 +13,7 @@ import msgspec
 
 from rolloutbus.bus.backoff import RECONNECT_FIRST_S, RECONNECT_MAX_S, Backoff
 from rolloutbus.bus.security.zmq_curve import Dialer
+from rolloutbus.bus.transport.endpoints import HOW_TO_BE_REACHED
 from rolloutbus.bus.transport.zmq_ports import DealerPort
 from rolloutbus.bus.wire.codec import pack, unpack, unpack_result
 from rolloutbus.bus.wire.entry import Entry
@@ -23,6 +24,9 @@ WINDOW = 8
 """Chunks under way at once: enough to hide the way there and back, little enough to wait behind."""
 ANSWER_S = 5.0
 """Without any answer for so long the link is given up."""
+UNREACHED_S = 15.0
+"""Without ever having had an answer for so long, a patient link is given up, too. A store that is
+being started again is back by then."""
 SILENT_S = 2 * ANSWER_S
 """Without any answer for so long a source that is not the only one is left."""
 
@@ -36,7 +40,7 @@ class BulkLink:
         """Ask at `endpoint`, with the keys of `dialer` if it asks for any.
 
         A link that is not patient never comes back: when it ends, or is silent for SILENT_S, so
-        does all that is asked over it.
+        does all that is asked over it. A patient one does when nobody answers for UNREACHED_S.
         """
         self._endpoint = endpoint
         self._dialer = dialer.exact if dialer is not None else None
@@ -47,6 +51,8 @@ class BulkLink:
         self._retry: asyncio.TimerHandle | None = None
         self._is_patient = is_patient
         self._is_lost = False
+        self._has_answered = False
+        self._opened_at = 0.0
         self._silence_from = 0.0
         """When something was heard last, or had to be expected."""
         self.n_reconnects = 0
@@ -54,6 +60,7 @@ class BulkLink:
     async def __aenter__(self) -> Self:
         """Connect in the background."""
         self._loop = asyncio.get_running_loop()
+        self._opened_at = self._loop.time()
         self._connect()
         return self
 
@@ -70,7 +77,7 @@ class BulkLink:
 
         Raises:
             EngineFailed: the other side cannot; see `.code`.
-            PeerLost: the link has ended, and is not patient.
+            PeerLost: the link has ended and is not patient, or nobody has ever answered there.
         """
         if self._is_lost:
             raise self._loss()
@@ -135,12 +142,16 @@ class BulkLink:
             self._port = None
 
     def _loss(self) -> PeerLost:
-        return PeerLost(f"{self._endpoint.partition('#')[0]} does not answer")
+        address = self._endpoint.partition("#")[0]
+        if self._has_answered or not self._is_patient:
+            return PeerLost(f"{address} does not answer")
+        return PeerLost(f"{address} cannot be reached from this host: {HOW_TO_BE_REACHED}")
 
     def _link_down(self) -> None:
         self._drop()
-        self._silence_from = self._loop.time()
-        if not self._is_patient:
+        self._silence_from = now = self._loop.time()
+        is_out_of_reach = not self._has_answered and now - self._opened_at > UNREACHED_S
+        if not self._is_patient or is_out_of_reach:
             self._is_lost = True
             for _, future in self._open.values():
                 if not future.done():
@@ -151,6 +162,7 @@ class BulkLink:
 
     def _answered(self, entries: list[Entry]) -> None:
         self._backoff.reset()
+        self._has_answered = True
         self._silence_from = self._loop.time()
         for entry in entries:
             _, future = self._open.get(entry.rid, (None, None))

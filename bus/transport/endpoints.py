@@ -4,6 +4,7 @@ An address may carry the public key of whoever listens there: `tcp://HOST:PORT#K
 """
 
 import ipaddress
+import re
 from urllib.parse import urlsplit
 
 from rolloutbus.bus.security.keys import SecuritySettings, check_public_key
@@ -13,6 +14,12 @@ MAX_IPC_PATH_BYTES = 107
 """Longest path that fits a Unix socket address."""
 
 _WILDCARDS = ("*", "0.0.0.0", "::")  # noqa: S104 - to refuse them
+HOW_TO_BE_REACHED = (
+    "is the port open to this host in every firewall between, and the address one of the network "
+    "that both are on? A worker or store takes the interface that faces its router's address, "
+    "unless --stream, --relay, --bulk or --advertise name another one"
+)
+_HOST = re.compile(r"[A-Za-z0-9]([A-Za-z0-9.-]*[A-Za-z0-9])?")
 _MAKE_KEYS = "make them with `rolloutbus keys new` and `rolloutbus keys allow`"
 
 
@@ -73,6 +80,7 @@ def require_bindable(
     *,
     is_router: bool = False,
     is_announced: bool = False,
+    is_member: bool = False,
 ) -> str:
     """An endpoint to listen on: local, or with keys and an allow-list.
 
@@ -81,18 +89,23 @@ def require_bindable(
         security: keys and allow-list, if any.
         is_router: a ROUTER socket, which is never left open to unknown peers beyond this machine.
         is_announced: peers learn of it, so it must name an address that they can reach.
+        is_member: a worker or store, which needs no file: the router hands it the allow-list.
 
     Raises:
         SettingsError: it is beyond this machine, and keys or allow-list are missing.
     """
     address, _ = split_key(endpoint)
     security = security or SecuritySettings()
-    if bool(security.key_file) != bool(security.allow_list):
+    has_list = bool(security.allow_list) or (is_member and bool(security.key_file))
+    if bool(security.key_file) != has_list:
         raise SettingsError(
             "security: who listens needs both key_file and allow_list; " + _MAKE_KEYS
         )
-    if is_announced and (urlsplit(address).hostname or "") in _WILDCARDS:
-        raise SettingsError(f"{address}: peers are told this address, so name one of an interface")
+    if is_announced and is_wildcard(address):
+        raise SettingsError(
+            f"{address}: peers are told this address, so name one of an interface, or say with "
+            "advertise (--advertise HOST) which address they are told instead"
+        )
     may_be_open = security.unsafe_no_auth and not is_router
     if is_local(address) or security.key_file or may_be_open:
         return endpoint
@@ -118,6 +131,64 @@ def is_local(address: str) -> bool:
         port_of(address)
         return _is_loopback(parts.hostname or "")
     raise SettingsError(f"{address}: only ipc://PATH and tcp://HOST:PORT may be used")
+
+
+def advertised(endpoint: str, host: str) -> str:
+    """The endpoint as peers are told it: with another host if one is given, else as it is."""
+    if not host or not endpoint.startswith("tcp://"):
+        return endpoint
+    address, key = split_key(endpoint)
+    return with_key(f"tcp://{bracketed(host)}:{port_of(address)}", key)
+
+
+def check_advertised(host: str) -> None:
+    """Checks what stands in `advertise`: a host's name or address, without a port.
+
+    Raises:
+        SettingsError: it is something else, or an address that means every interface.
+    """
+    try:
+        is_address = bool(ipaddress.ip_address(host))
+    except ValueError:
+        is_address = False
+    if host in _WILDCARDS or not (is_address or _HOST.fullmatch(host)):
+        raise SettingsError(
+            f"advertise: {host[:100]!r} is neither a host's name nor its address; it has no port: "
+            "peers connect to the port that is listened on (see --stream, --relay, --bulk)"
+        )
+
+
+def is_wildcard(address: str) -> bool:
+    """Whether it stands for every interface of a host, so that nobody can be told it."""
+    return (urlsplit(address).hostname or "") in _WILDCARDS
+
+
+def bracketed(host: str) -> str:
+    """A host as it stands in an endpoint: IPv6 addresses in brackets."""
+    return f"[{host}]" if ":" in host else host
+
+
+def is_out_of_reach(endpoint: str, router: str) -> bool:
+    """Whether peers of this router cannot reach an endpoint: it is local to another host.
+
+    Args:
+        endpoint: where somebody listens, as the router tells it.
+        router: the router's address as we connect to it. If that is no local one, the router and
+            those who join it by its local addresses may be on another host than we.
+    """
+    try:
+        return is_local(split_key(endpoint)[0]) and not is_local(split_key(router)[0])
+    except SettingsError:  # whoever connects there says what is wrong with it
+        return False
+
+
+def store_out_of_reach(bulk: str) -> str:
+    """A sentence for who is on another host than a weight store that serves its own host only."""
+    return (
+        f"the weight store serves at {split_key(bulk)[0]}, which can be reached from its own host "
+        "only: start it with the address by which this host knows the router (--router), or name "
+        "its address on the network (--bulk)"
+    )
 
 
 def port_of(address: str) -> int:

@@ -22,6 +22,7 @@ from rolloutbus.bus.transport.zmq_sockets import (
     ConnectionLimit,
     LinkEvent,
     Monitor,
+    address_in,
     allow_v6,
     bind_local,
     limit_frames,
@@ -163,7 +164,12 @@ class RouterPort:
         self._outbox_of: dict[bytes, TickOutbox] = {}
         self._key_of: dict[bytes, str] = {}
         """Which key each guarded connection began with."""
-        peers = _Peers(self.counters, self._outbox_of, self._key_of, max_body_bytes, on_undelivered)
+        self._address_of: dict[bytes, str] = {}
+        """IP address that each guarded connection comes from."""
+        peers = _Peers(
+            *(self.counters, self._outbox_of, self._key_of, self._address_of),
+            *(max_body_bytes, on_undelivered),
+        )
         try:
             for endpoint, doorway in zip_longest(endpoints, doorways):
                 lane = _RouterLane(endpoint, doorway, peers, on_batch, on_malformed)
@@ -200,6 +206,11 @@ class RouterPort:
         """The peer will not be sent to any more."""
         self._outbox_of.pop(peer, None)
         self._key_of.pop(peer, None)
+        self._address_of.pop(peer, None)
+
+    def address_of(self, peer: Peer) -> str:
+        """IP address that a guarded connection comes from; empty if it is not known."""
+        return self._address_of.get(peer, "")
 
     def peers_of(self, keys: Collection[str]) -> list[Peer]:
         """Guarded connections with one of these keys."""
@@ -217,6 +228,7 @@ class _Peers(NamedTuple):
     counters: PortCounters
     outbox_of: dict[bytes, TickOutbox]
     key_of: dict[bytes, str]
+    address_of: dict[bytes, str]
     max_body_bytes: int
     on_undelivered: PeerBatchHandler | None
 
@@ -280,6 +292,7 @@ class _RouterLane:
         began_with = self._peers.key_of.get(peer)
         if signer is None or began_with is None:
             self._doorway.note(frame)
+            self._address = address_in(frame)
         if signer is None or began_with not in (None, signer.key):
             return False
         self._signer = signer
@@ -289,6 +302,7 @@ class _RouterLane:
         if peer not in self._peers.outbox_of and entries:
             self._peers.outbox_of[peer] = self._outbox
             self._peers.key_of[peer] = self._signer.key
+            self._peers.address_of[peer] = self._address
         self._doorway.on_signed(Peer(peer), self._signer, entries)
 
     def close(self) -> None:

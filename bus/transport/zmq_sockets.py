@@ -208,6 +208,14 @@ def wire_of(frame: zmq.Frame) -> Wire | None:
         return None
 
 
+def address_in(frame: zmq.Frame) -> str:
+    """IP address of the other end of a frame's connection; empty if there is none."""
+    try:
+        return str(frame.get("Peer-Address"))
+    except zmq.ZMQError:
+        return ""
+
+
 def hang_up(wire: Wire) -> bool:
     """End a connection; False if it has ended."""
     with suppress(OSError):

@@ -6,6 +6,7 @@ Besides the plain `PubPort`: `TapPort` bounds in bytes what slow subscribers hol
 
 import asyncio
 import errno
+import logging
 from collections import deque
 from collections.abc import Callable, Sequence
 
@@ -15,6 +16,7 @@ import zmq
 from rolloutbus.bus.security.principals import claim_of, is_claim
 from rolloutbus.bus.security.zmq_curve import Dialer
 from rolloutbus.bus.security.zmq_guard import Doorway, SubscriptionGate
+from rolloutbus.bus.transport.endpoints import HOW_TO_BE_REACHED
 from rolloutbus.bus.transport.ports import EVERYBODY, PortCounters, TopicBatchHandler
 from rolloutbus.bus.transport.zmq_batches import (
     Drain,
@@ -36,12 +38,17 @@ from rolloutbus.bus.wire.codec import DETACH_ABOVE_BYTES, SIGNATURE, encode_batc
 from rolloutbus.bus.wire.entry import NO_BODY, Entry
 from rolloutbus.bus.wire.limits import MAX_BODY_BYTES
 
+UNREACHED_S = 3.0
+"""Without a handshake for so long a publisher is reported as out of reach."""
+CONNECT_MS = 5_000
+"""For one try: without a limit a try that a firewall swallows lasts two minutes."""
 KNOCK_AGAIN_S = 1.0
 """Before a publisher is tried again that did not let us in."""
 LOOK_S = 0.02
 """A send may swallow the sign of a new subscription. To look after each would cost more than it."""
 MAX_UNREAD = 10_000
 """Messages that wait at each end of a connection; beyond, the publisher drops what comes."""
+_log = logging.getLogger(__name__)
 _REFUSED = int(zmq.EVENT_HANDSHAKE_FAILED_AUTH | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL)
 _PUB_MAX_BYTES_IN = 512
 """A subscription is a topic; anything larger is an attack on the publisher's memory."""
@@ -140,6 +147,7 @@ class Subscription:
         socket.setsockopt(zmq.RCVHWM, MAX_UNREAD)
         socket.setsockopt(zmq.RECONNECT_IVL, 100)
         socket.setsockopt(zmq.RECONNECT_IVL_MAX, 5_000)
+        socket.setsockopt(zmq.CONNECT_TIMEOUT, CONNECT_MS)
         for client in clients or [EVERYBODY]:
             if client == EVERYBODY:
                 socket.setsockopt(zmq.SUBSCRIBE, b"")
@@ -153,8 +161,17 @@ class Subscription:
         self._loop = asyncio.get_running_loop()
         self._locked: dict[str, str] = {}
         """Address -> endpoint of the publishers that look at our key."""
-        events = int(zmq.EVENT_DISCONNECTED) | _REFUSED
+        self._unreached: dict[str, asyncio.TimerHandle] = {}
+        """Address of each publisher that has not shaken hands yet -> when that is reported."""
+        self._turned_away: set[str] = set()
+        """Those among them that answered, and did not let us in."""
+        events = int(zmq.EVENT_DISCONNECTED | zmq.EVENT_HANDSHAKE_SUCCEEDED) | _REFUSED
         self._monitor = Monitor(socket, events, self._hear_of_links)
+
+    @property
+    def n_unreached(self) -> int:
+        """Publishers that have not shaken hands yet, nor been reported as out of reach."""
+        return len(self._unreached)
 
     def connect(self, endpoint: str) -> None:
         """Listen to one more publisher."""
@@ -162,6 +179,12 @@ class Subscription:
         if self._dialer is not None:
             address = self._dialer.dress(self._socket, endpoint)
             self._locked[address] = endpoint
+        if address not in self._unreached:
+            timer = self._loop.call_later(UNREACHED_S, self._report, address)
+            self._unreached[address] = timer
+        self._open(address)
+
+    def _open(self, address: str) -> None:
         allow_v6(self._socket, address)
         self._socket.connect(address)
         self._reader.kick()
@@ -170,6 +193,10 @@ class Subscription:
         """Stop listening to a publisher; unknown ones are ignored."""
         address = endpoint.partition("#")[0]
         self._locked.pop(address, None)
+        self._reached(address)
+        self._drop(address)
+
+    def _drop(self, address: str) -> None:
         try:
             self._socket.disconnect(address)
         except zmq.ZMQError as error:
@@ -180,6 +207,8 @@ class Subscription:
         """Drop all subscriptions."""
         self._reader.close()
         self._locked.clear()
+        for address in list(self._unreached):
+            self._reached(address)
         self._monitor.close()
         self._socket.close()
 
@@ -193,16 +222,40 @@ class Subscription:
 
     def _hear_of_links(self, events: Sequence[LinkEvent]) -> None:
         self.counters.broken += sum(event.kind == zmq.EVENT_DISCONNECTED for event in events)
+        for event in events:
+            if event.kind == zmq.EVENT_HANDSHAKE_SUCCEEDED:
+                self._reached(event.address)
         refused = {event.address for event in events if event.kind & _REFUSED}
+        self._turned_away |= refused & self._unreached.keys()
         # libzmq never comes back after that, but the publisher may just not know our key yet.
         for address in refused & self._locked.keys():
             self._loop.call_later(KNOCK_AGAIN_S, self._knock_again, address)
 
     def _knock_again(self, address: str) -> None:
         endpoint = self._locked.get(address)
-        if endpoint is not None:
-            self.disconnect(endpoint)
-            self.connect(endpoint)
+        if endpoint is not None and self._dialer is not None:
+            self._drop(address)
+            self._open(self._dialer.dress(self._socket, endpoint))
+
+    def _reached(self, address: str) -> None:
+        """Whether it can be reached is known, or no question any more."""
+        timer = self._unreached.pop(address, None)
+        self._turned_away.discard(address)
+        if timer is not None:
+            timer.cancel()
+
+    def _report(self, address: str) -> None:
+        if address in self._turned_away:
+            why = "it answers, and does not let this key in; see `rolloutbus keys`"
+        else:
+            why = f"nobody answers there; {HOW_TO_BE_REACHED}"
+        self._reached(address)
+        _log.warning(
+            "the token stream at %s cannot be read from this host: %s. Tokens that come there are "
+            "missed until it can be; results still come, through the router",
+            address,
+            why,
+        )
 
 
 class SubPort(Subscription):

@@ -133,14 +133,6 @@ def digest_of(content: Bytes) -> int:
     return xxhash.xxh3_64_intdigest(content.data)
 
 
-def first_mismatch(content: Bytes, tensors: Sequence[Tensor]) -> Tensor | None:
-    """Returns the first tensor whose bytes in `content` do not match its digest."""
-    for tensor in tensors:
-        if digest_of(bytes_of(content, tensor)) != tensor.digest:
-            return tensor
-    return None
-
-
 def bytes_of(content: Bytes, tensor: Tensor) -> Bytes:
     """View of one tensor's bytes, uint8 [tensor.size_bytes]."""
     return content[tensor.offset : tensor.offset + tensor.size_bytes]

@@ -26,7 +26,9 @@ PROTOCOL_VERSION = 1
 """Of frames, and the lowest that is spoken."""
 TRACED_VERSION = 2
 """In this one an entry may have a tenth element, its trace; frames are those of version 1."""
-SPOKEN = (PROTOCOL_VERSION, TRACED_VERSION)
+HANDED_KEYS_VERSION = 3
+"""In this one a router hands the allow-list to members; frames are those of version 1."""
+SPOKEN = (PROTOCOL_VERSION, HANDED_KEYS_VERSION)
 """Lowest and highest version, as a hello says them."""
 SIGNATURE = b"RB" + bytes([PROTOCOL_VERSION])
 DETACH_ABOVE_BYTES = 16 * 1024

@@ -60,7 +60,7 @@ COMMANDS: dict[str, CommandRow] = {
     "close_session": CommandRow(generation.CloseSession, endings.Done, "client", "router"),
     # the fleet and its engines
     "status": CommandRow(control.Status, control.FleetStatus, "subscriber", "router"),
-    "server_info": CommandRow(control.ServerInfo, control.ServerFacts, "trainer", "worker"),
+    "server_info": CommandRow(control.ServerInfo, control.ServerFacts, "client", "worker"),
     "get_load": CommandRow(control.GetLoad, control.Load, "trainer", "engine", {"torn"}),
     "pause": CommandRow(control.Pause, endings.Done, "trainer", "engine", {"torn"}),
     "resume": CommandRow(control.Resume, endings.Done, "trainer", "engine", {"torn"}),
@@ -186,6 +186,10 @@ KINDS: dict[str, type[msgspec.Struct]] = {
     "goodbye": membership.Goodbye,
     "intent": membership.Intent,
     "rejected": membership.Rejected,
+    # who may come in
+    "allow_list": membership.HandedKeys,
+    "enrol": membership.Enrol,
+    "enrolled": membership.Enrolled,
     # what engines have cached
     "prefixes": membership.Prefixes,
     # delivery
@@ -218,6 +222,7 @@ KINDS: dict[str, type[msgspec.Struct]] = {
     "delta": weights.WeightDelta,
     "push_chunk": weights.PushChunk,
     # between a worker actor and its engine host
+    "engine_starting": host.EngineStarting,
     "engine_ready": host.EngineReady,
     "engine_failed": host.EngineFailure,
     "engine_beat": host.EngineHeartbeat,

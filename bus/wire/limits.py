@@ -25,6 +25,12 @@ MAX_ITEMS = 100_000
 """Rows of a list that serves a whole loop turn; what a client may have open at once."""
 MAX_MEMBERS = 10_000
 MAX_POLICIES = 10_000
+MAX_PRINCIPALS = 50_000
+"""Keys of an allow-list."""
+MAX_PATTERNS = 64
+"""Names of actors, and of sessions, that one key may take."""
+MAX_PRIORITY = 100
+"""Priorities lie in [-100, 100]."""
 MAX_TAGS = 16
 """Labels of versions of one policy that are remembered, the latest ones."""
 MAX_SLOTS = 1_000_000
@@ -113,6 +119,8 @@ AttemptId = tuple[int, int]
 """(router epoch, n); see `bus.wire.ids.Attempt`. Compared and echoed, never reckoned with."""
 
 Names = Annotated[list[Short], Meta(max_length=MAX_MEMBERS)]
+Priority = Annotated[int, Meta(ge=-MAX_PRIORITY, le=MAX_PRIORITY)]
+Patterns = Annotated[list[HeaderText], Meta(max_length=MAX_PATTERNS)]
 KindNames = Annotated[list[Short], Meta(max_length=MAX_KINDS)]
 Rids = Annotated[list[Rid], Meta(max_length=MAX_ITEMS)]
 AttemptIds = Annotated[list[AttemptId], Meta(max_length=MAX_ITEMS)]

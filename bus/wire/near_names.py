@@ -12,6 +12,7 @@ MEANT: Mapping[str, str] = {
     "lora_name": "lora",
     "lora_path": "lora",
     "max_completion_tokens": "max_new_tokens",
+    "max_prompt_length": "max_prompt_tokens",
     "max_tokens": "max_new_tokens",
     "min_tokens": "min_new_tokens",
     "model": "policy",
@@ -26,6 +27,8 @@ MEANT: Mapping[str, str] = {
     "stop_strings": "stop",
     "timeout": "deadline_s",
     "timeout_s": "deadline_s",
+    "truncate_prompt_tokens": "max_prompt_tokens",
+    "truncation_side": "truncate",
     "weight_version": "versions",
 }
 """What callers of other libraries say -> what it is called here, where that is no near miss."""

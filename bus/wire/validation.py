@@ -19,6 +19,7 @@ from rolloutbus.bus.wire.limits import (
     MAX_PARAM_ITEMS,
     MAX_PARAMS,
     MAX_PIECE_BYTES,
+    MAX_PRIORITY,
     MAX_PROCESSORS,
     MAX_SHORT_CHARS,
     MAX_STOP_CHARS,
@@ -194,8 +195,6 @@ MIN_TEMPERATURE, MAX_TEMPERATURE = 1e-6, 100.0
 MIN_REPETITION_PENALTY, MAX_REPETITION_PENALTY = 0.01, 10.0
 MAX_ADDITIVE_PENALTY = 2.0
 """Frequency and presence penalties lie in [-2, 2]."""
-MAX_PRIORITY = 100
-"""Priorities lie in [-100, 100]."""
 MAX_COST = 2**31 - 1
 """Tokens."""
 MIN_SEED, MAX_SEED = -(2**63), 2**63 - 1

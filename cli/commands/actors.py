@@ -8,7 +8,8 @@ from typing import Annotated
 import msgspec
 import typer
 
-from rolloutbus.bus.security.key_files import router_key_beside
+from rolloutbus.bus.actor.variables import PROGRESS
+from rolloutbus.bus.security.key_files import router_addresses_beside, router_key_beside
 from rolloutbus.bus.security.keys import SecuritySettings
 from rolloutbus.cli.options import (
     ANY_MORE,
@@ -18,6 +19,7 @@ from rolloutbus.cli.options import (
     EngineOptions,
     KeepText,
     KeyFile,
+    OnlyJson,
     ProfileDir,
     RouterJournal,
     SaveTargets,
@@ -25,21 +27,42 @@ from rolloutbus.cli.options import (
     TensorParallel,
     WeightsRoot,
     example,
+    not_empty,
     parse_save_targets,
 )
 from rolloutbus.cli.options import engine_options as told_options
+from rolloutbus.cli.progress import is_shown
 from rolloutbus.cli.terminal import checked
+from rolloutbus.cli.verbs import Verbs
 from rolloutbus.engine_worker.settings import WorkerSettings
 from rolloutbus.launcher.journaled_router import JournaledRouterSettings
-from rolloutbus.launcher.plan import environment, python
+from rolloutbus.launcher.plan import environment
 from rolloutbus.launcher.settings import EngineKind, FleetSettings, absolute_targets, engine_options
 from rolloutbus.router.settings import RouterSettings
 from rolloutbus.trainer_adapter.store.settings import StoreSettings
 
 BACKEND = "tcp://127.0.0.1:7778"
+DRAIN_S = 15.0
+"""With the seconds that a worker takes to leave after it, within the 30 s that Kubernetes and Slurm
+give a process by default between SIGTERM and SIGKILL."""
+RUN = """\
+import runpy, signal, sys
+signal.signal(signal.SIGINT, signal.SIG_DFL)
+sys.argv.pop(0)
+runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
+"""
+"""Runs a module as `python -m` does; Ctrl-C while it is imported ends it without a traceback."""
 
 Router = Annotated[
-    str, typer.Option("--router", "-r", metavar="ENDPOINT", help="The router's backend.")
+    str,
+    typer.Option(
+        "--router",
+        "-r",
+        metavar="ENDPOINT",
+        callback=not_empty,
+        help="The router's backend. Default: that of router.json beside --key, which `keys join` "
+        f"and a router leave there; or else {BACKEND}.",
+    ),
 ]
 RelayEndpoint = Annotated[
     str,
@@ -51,7 +74,17 @@ RelayEndpoint = Annotated[
     ),
 ]
 
-app = typer.Typer()
+Advertise = Annotated[
+    str,
+    typer.Option(
+        metavar="HOST",
+        callback=not_empty,
+        help="Name or address that others are told to connect to, with the ports that are listened "
+        "on: for networks that translate addresses. Default: the address that is listened on.",
+    ),
+]
+
+app = Verbs()
 
 
 @app.command(epilog=example("rolloutbus router --frontend tcp://127.0.0.1:7777"))
@@ -78,6 +111,7 @@ def router(
     journal: RouterJournal = "",
     key: KeyFile = "",
     allow_list: AllowFile = "",
+    quiet: OnlyJson = False,
 ) -> None:
     """Run a router. Prints one JSON line with its endpoints when it is ready."""
     settings = checked(
@@ -93,8 +127,8 @@ def router(
     )
     if journal:
         kept = JournaledRouterSettings(settings, str(Path(journal).absolute()))
-        _become("rolloutbus.launcher.journaled_router", kept)
-    _become("rolloutbus.router", settings)
+        _become("rolloutbus.launcher.journaled_router", kept, quiet=quiet)
+    _become("rolloutbus.router", settings, quiet=quiet)
 
 
 @app.command(epilog=example("rolloutbus store --directory ./versions"))
@@ -103,28 +137,36 @@ def store(
     directory: Annotated[
         Path, typer.Option(help="Holds the durable record of versions; one store at a time.")
     ],
-    router: Router = BACKEND,
+    router: Router = "",
     bulk: Annotated[
-        str, typer.Option(metavar="ENDPOINT", help="Where weights are pulled from.")
-    ] = "tcp://127.0.0.1:0",
+        str,
+        typer.Option(
+            metavar="ENDPOINT",
+            help="Where weights are pulled from. Default: a free port of the interface that faces "
+            "the router.",
+        ),
+    ] = "",
+    advertise: Advertise = "",
     disk: Annotated[
         str,
         typer.Option(metavar="DIR", help="Also write every version to files below this directory."),
     ] = "",
     key: KeyFile = "",
     allow_list: AllowFile = "",
+    quiet: OnlyJson = False,
 ) -> None:
     """Run a weight store. Prints one JSON line with its endpoint when it is ready."""
     settings = checked(
         lambda: StoreSettings(
-            router=router,
+            router=_router(router, key),
             directory=str(directory.absolute()),
             bulk=bulk,
+            advertise=advertise,
             disk=_absolute(disk),
             security=_security(key, allow_list),
         )
     )
-    _become("rolloutbus.trainer_adapter.store", settings)
+    _become("rolloutbus.trainer_adapter.store", settings, quiet=quiet)
 
 
 @app.command(
@@ -137,21 +179,37 @@ def worker(
     *,
     name: Annotated[str, typer.Option(help="Unique in the fleet; kept over restarts.")],
     model: Annotated[str, typer.Option(metavar="PATH", help="A local model directory.")] = "",
-    router: Router = BACKEND,
+    router: Router = "",
     engine: Annotated[EngineKind, typer.Option(help="The engine that samples.")] = "transformers",
     engine_option: EngineOptions = None,
     tp: TensorParallel = 1,
     text: KeepText = False,
     policy: Annotated[str, typer.Option(help="Whose weights it serves.")] = "default",
     stream: Annotated[
-        str, typer.Option(metavar="ENDPOINT", help="Where tokens are published.")
-    ] = "tcp://127.0.0.1:0",
+        str,
+        typer.Option(
+            metavar="ENDPOINT",
+            help="Where tokens are published. Default: a free port of the interface that faces "
+            "the router.",
+        ),
+    ] = "",
     relay: RelayEndpoint = "",
+    advertise: Advertise = "",
     weights_root: WeightsRoot = "",
     save_target: SaveTargets = None,
     profile_dir: ProfileDir = "",
+    drain: Annotated[
+        float,
+        typer.Option(
+            metavar="SECONDS",
+            min=0.0,
+            help="What runs gets so long to end after SIGTERM; 0: none. A second SIGTERM, or "
+            "Ctrl-C, does not wait.",
+        ),
+    ] = DRAIN_S,
     key: KeyFile = "",
     allow_list: AllowFile = "",
+    quiet: OnlyJson = False,
 ) -> None:
     """See `help`."""
     save_targets = parse_save_targets(save_target)
@@ -161,19 +219,26 @@ def worker(
         alone = FleetSettings(model=model, workers=1, engine=engine, engine_options=own_options)
         return WorkerSettings(
             name=name,
-            router=router,
+            router=_router(router, key),
             policy=policy,
             stream=stream,
             relay=relay,
+            advertise=advertise,
             weights_root=_absolute(weights_root),
             save_targets=absolute_targets(save_targets),
             profile_dir=_absolute(profile_dir),
+            drain_s=drain,
             engine=engine,
             engine_options=engine_options(alone),
             security=_security(key, allow_list),
         )
 
-    _become("rolloutbus.engine_worker", checked(settings))
+    _become("rolloutbus.engine_worker", checked(settings), quiet=quiet)
+
+
+def _router(router: str, key: str) -> str:
+    """The router's backend: as it was given, or as it is known beside the key."""
+    return router or (router_addresses_beside(key).backend if key else "") or BACKEND
 
 
 def _security(key: str, allow_list: str) -> SecuritySettings | None:
@@ -190,7 +255,11 @@ def _absolute(path: str) -> str:
     return path and str(Path(path).absolute())
 
 
-def _become(module: str, settings: msgspec.Struct) -> None:
+def _become(module: str, settings: msgspec.Struct, *, quiet: bool) -> None:
     """Turn this process into the actor: signals and exit status are its own from here on."""
-    argv = [*python(module), "--settings-json", msgspec.json.encode(settings).decode()]
-    os.execve(sys.executable, argv, environment())  # noqa: S606 - no shell
+    argv = [sys.executable, "-c", RUN, module]
+    argv += ["--settings-json", msgspec.json.encode(settings).decode()]
+    variables = environment()
+    if is_shown(quiet=quiet):
+        variables[PROGRESS] = "terminal"
+    os.execve(sys.executable, argv, variables)  # noqa: S606 - no shell

@@ -1,15 +1,15 @@
 """`rolloutbus pause | resume`: stop and go on, for the whole fleet or one worker."""
 
-from collections.abc import Awaitable, Callable
+import sys
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
 from rolloutbus.bus.wire.errors import BusError
-from rolloutbus.bus.wire.messages.control import PauseMode
-from rolloutbus.cli.options import Address, Deadline, YourKey, example, not_empty
-from rolloutbus.cli.terminal import ExitStatus, ask
+from rolloutbus.bus.wire.messages.control import FleetStatus, PauseMode
+from rolloutbus.cli.options import Address, AsJson, Deadline, YourKey, example, not_empty
+from rolloutbus.cli.terminal import ExitStatus, ask, print_json
+from rolloutbus.cli.verbs import Verbs
 from rolloutbus.trainer_adapter.client.client import RolloutClient
 from rolloutbus.trainer_adapter.client.core.results import FleetResult
 
@@ -20,7 +20,7 @@ Worker = Annotated[
     ),
 ]
 
-app = typer.Typer()
+app = Verbs()
 
 
 @app.command(epilog=example("rolloutbus pause --mode drain --worker w0"))
@@ -36,38 +36,60 @@ def pause(
     ] = "in_place",
     worker: Worker = "",
     deadline: Deadline = 30.0,
+    as_json: AsJson = False,
 ) -> None:
     """Stop sampling; requests wait until `resume`."""
     target = worker or "fleet"
-    _command(
+    result = ask(
         address,
         key,
         lambda client: client.pause(mode, target=target, deadline_s=deadline, check=False),
     )
+    _tell(result, {}, as_json=as_json)
 
 
 @app.command(epilog=example("rolloutbus resume"))
 def resume(
-    address: Address = "", key: YourKey = "", worker: Worker = "", deadline: Deadline = 30.0
+    address: Address = "",
+    key: YourKey = "",
+    worker: Worker = "",
+    deadline: Deadline = 30.0,
+    as_json: AsJson = False,
 ) -> None:
-    """Go on after a pause."""
-    target = worker or "fleet"
-    _command(
-        address, key, lambda client: client.resume(target=target, deadline_s=deadline, check=False)
-    )
+    """Go on after a pause; says so if nothing was paused."""
+
+    async def go_on(client: RolloutClient) -> tuple[FleetResult, bool]:
+        was_paused = is_paused(await client.status(), worker)
+        target = worker or "fleet"
+        return await client.resume(target=target, deadline_s=deadline, check=False), was_paused
+
+    result, was_paused = ask(address, key, go_on)
+    _tell(result, {"was_paused": was_paused}, as_json=as_json)
 
 
-def _command(
-    address: str, key: str, question: Callable[[RolloutClient], Awaitable[FleetResult]]
-) -> None:
-    """Send it and print one line per worker; exit status 1 unless every worker did it."""
-    result = ask(address, key, question)
-    console = Console(highlight=False)
-    for name, answer in sorted(result.by_worker.items()):
-        console.print(f"{name}: {answer if isinstance(answer, BusError) else 'done'}", markup=False)
-    for name in sorted(result.silent):
-        console.print(f"{name}: no answer", markup=False)
-    if not result.by_worker and not result.silent:
-        console.print("no workers")
+def is_paused(found: FleetStatus, worker: str) -> bool:
+    """Whether this worker is paused, or is to be; empty: whether any is."""
+    if worker:
+        is_wanted = bool(found.paused.get(worker, found.pause))
+    else:
+        is_wanted = bool(found.pause) or any(found.paused.values())
+    rows = [each for each in found.workers if worker in ("", each.name)]
+    return is_wanted or any(each.state == "paused" for each in rows)
+
+
+def _tell(result: FleetResult, more: dict[str, bool], *, as_json: bool) -> None:
+    """Print what each worker did; exit status 1 unless every one did it."""
+    answers = {
+        name: str(answer) if isinstance(answer, BusError) else "done"
+        for name, answer in sorted(result.by_worker.items())
+    }
+    answers |= dict.fromkeys(sorted(result.silent), "no answer")
+    if as_json:
+        print_json({**more, "workers": answers})
+    else:
+        lines = [f"{name}: {answer}" for name, answer in answers.items()] or ["no workers"]
+        if not more.get("was_paused", True):
+            lines.append("nothing was paused")
+        sys.stdout.write("\n".join(lines) + "\n")
     if result.errors or result.silent:
         raise typer.Exit(ExitStatus.FAILED)

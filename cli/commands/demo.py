@@ -6,23 +6,27 @@ from typing import Annotated
 
 import typer
 
-from rolloutbus.cli.options import example
+from rolloutbus.cli.options import Quiet, example
 from rolloutbus.cli.terminal import ExitStatus, fail, run
+from rolloutbus.cli.verbs import Verbs
 
-app = typer.Typer()
+app = Verbs()
 
 
 @app.command(epilog=example("rolloutbus demo --seed 1"))
 def demo(
     seed: Annotated[int, typer.Option(help="Of model, task and sampling.")] = 0,
-    quiet: Annotated[bool, typer.Option("--quiet", help="No live progress.")] = False,
+    quiet: Quiet = False,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print the summary as one JSON object, last.")
     ] = False,
     updates: Annotated[
         bool, typer.Option("--updates/--no-updates", help="Publish the trained weights.")
     ] = True,
-    out: Annotated[Path, typer.Option(help="Where the run's directory is made.")] = Path("runs"),
+    output: Annotated[
+        Path,
+        typer.Option("--output", "-o", metavar="DIR", help="Where the run's directory is made."),
+    ] = Path("runs"),
     record: Annotated[
         str, typer.Option(metavar="DIR", help="Write a journal of the run; see `replay`.")
     ] = "",
@@ -38,7 +42,7 @@ def demo(
         fail(
             f"the demo needs {error.name}: pip install rolloutbus[transformers]", ExitStatus.FAILED
         )
-    options = DemoOptions(seed=seed, quiet=quiet, updates=updates, runs=out, record=record)
+    options = DemoOptions(seed=seed, quiet=quiet, updates=updates, runs=output, record=record)
     summary = run(run_demo(options))
     if quiet and not as_json:
         sys.stdout.write(f"{summary.run_directory}\n")

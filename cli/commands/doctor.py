@@ -11,8 +11,10 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from rolloutbus.cli.options import AsJson, example
-from rolloutbus.cli.terminal import ExitStatus, print_json
+from rolloutbus.cli.fleet_check import fleet_findings
+from rolloutbus.cli.options import AsJson, YourKey, example, not_empty
+from rolloutbus.cli.terminal import ExitStatus, print_json, run
+from rolloutbus.cli.verbs import Verbs
 from rolloutbus.engine_worker.engines.survey.machine import Finding
 from rolloutbus.launcher.plan import environment, python
 
@@ -20,22 +22,37 @@ STYLES = {"ok": "green", "note": "yellow", "missing": "dim", "failed": "red"}
 TIMEOUT_S = 300.0
 """SGLang imports every model that it knows."""
 
-app = typer.Typer()
+app = Verbs()
 
 
-@app.command(epilog=example("rolloutbus doctor --model ./model"))
+@app.command(epilog=example("rolloutbus doctor --address tcp://10.0.0.1:7777 --key me.key"))
 def doctor(
     *,
     model: Annotated[
         Path | None, typer.Option(metavar="PATH", help="Also look at this model directory.")
     ] = None,
+    address: Annotated[
+        str,
+        typer.Option(
+            "--address",
+            "-a",
+            "--name",
+            metavar="NAME|ENDPOINT",
+            callback=not_empty,
+            help="Also look at this running fleet, from here: router, streams, store and clocks.",
+        ),
+    ] = "",
+    key: YourKey = "",
     as_json: AsJson = False,
 ) -> None:
-    """Show what engines can do here, and what is in the way. Nothing has to be installed for it.
+    """Show what works here, what does not, and what to do about it.
 
-    Exit status 1 if something is there that does not work.
+    That is this machine, its packages and what engines can do with them; with --model a model, with
+    --address every plane of a running fleet. Nothing has to be installed for it. Exit status 1 if
+    something is there that does not work.
     """
-    findings = look(str(model.absolute()) if model else "")
+    fleet = run(fleet_findings(address, key)) if address else []
+    findings = [*look(str(model.absolute()) if model else ""), *fleet]
     if as_json:
         print_json(findings)
     else:
@@ -67,7 +84,7 @@ def report(findings: Sequence[Finding]) -> Table:
     """A line for each finding, under the names of their sections."""
     table = Table(box=None, pad_edge=False, header_style="bold")
     for name in ("", "state", "found"):
-        table.add_column(name)
+        table.add_column(name, overflow="fold")  # an address must not be cut
     section = ""
     for each in findings:
         if each.section != section:

@@ -1,19 +1,22 @@
 """`rolloutbus forward`: the streams of a fleet at one address."""
 
 import sys
+from contextlib import AsyncExitStack
 from typing import Annotated
 
 import typer
 
 from rolloutbus.bus.actor.process import announce_ready
 from rolloutbus.bus.transport.zmq_topics import MAX_UNREAD
-from rolloutbus.cli.options import Address, AllowFile, YourKey, example
+from rolloutbus.cli.options import Address, AllowFile, OnlyJson, YourKey, example
+from rolloutbus.cli.progress import waiting
 from rolloutbus.cli.terminal import ExitStatus, client_settings, reached, run, until_ended
+from rolloutbus.cli.verbs import Verbs
 from rolloutbus.replay.forwarder import Forwarder
 
 LOOK_S = 1.0
 
-app = typer.Typer()
+app = Verbs()
 
 
 @app.command(epilog=example("rolloutbus forward --bind tcp://127.0.0.1:7790"))
@@ -25,6 +28,7 @@ def forward(
     address: Address = "",
     key: YourKey = "",
     allow_list: AllowFile = "",
+    quiet: OnlyJson = False,
 ) -> None:
     """Publish the streams of all workers at one address, until Ctrl-C.
 
@@ -32,10 +36,10 @@ def forward(
     this machine it needs the key of a subscriber, and the workers' allow-list: nobody reads here
     what they may not read there. Prints one JSON line with its endpoint when it is ready.
     """
-    run(_forward(bind, address, key, allow_list), terminated=ExitStatus.OK)
+    run(_forward(bind, address, key, allow_list, quiet=quiet), terminated=ExitStatus.OK)
 
 
-async def _forward(bind: str, address: str, key: str, allow_list: str) -> None:
+async def _forward(bind: str, address: str, key: str, allow_list: str, *, quiet: bool) -> None:
     was_behind = False
 
     def look() -> None:
@@ -47,6 +51,9 @@ async def _forward(bind: str, address: str, key: str, allow_list: str) -> None:
         was_behind = is_behind
 
     settings = client_settings(address, key, "forwarder")
-    async with reached(Forwarder(settings, bind, allow_list)) as forwarder:
+    async with AsyncExitStack() as stack:
+        async with waiting(lambda: f"the router at {settings.router}", quiet=quiet):
+            service = reached(Forwarder(settings, bind, allow_list))
+            forwarder = await stack.enter_async_context(service)
         announce_ready(stream=forwarder.endpoint)
         await until_ended(forwarder.stopped(), look, LOOK_S)

@@ -8,7 +8,8 @@ import typer
 
 from rolloutbus.bus.actor.process import announce_ready
 from rolloutbus.bus.wire.errors import PeerLost
-from rolloutbus.cli.options import Address, YourKey, example
+from rolloutbus.cli.options import Address, OnlyJson, YourKey, example
+from rolloutbus.cli.progress import waiting
 from rolloutbus.cli.terminal import (
     ExitStatus,
     Unreachable,
@@ -17,9 +18,10 @@ from rolloutbus.cli.terminal import (
     fail,
     run,
 )
+from rolloutbus.cli.verbs import Verbs
 from rolloutbus.gateway.keys.http_keys import read_http_keys
 from rolloutbus.gateway.settings import GatewaySettings
-from rolloutbus.launcher.discovery import NoSuchFleet, find_fleet
+from rolloutbus.launcher.discovery import model_of
 
 RunGateway = Callable[[GatewaySettings, Callable[[str], None]], Awaitable[None]]
 
@@ -32,7 +34,7 @@ HttpKeys = Annotated[
 ]
 Host = Annotated[str, typer.Option(help="A loopback address; any other needs --http-keys.")]
 
-app = typer.Typer()
+app = Verbs()
 
 
 @app.command(epilog=example("rolloutbus gateway --tokenizer ./model --port 8000"))
@@ -80,6 +82,16 @@ def gateway(
             metavar="SECONDS", min=0.1, help="A reader that takes nothing for so long is cut off."
         ),
     ] = 120.0,
+    drain: Annotated[
+        float,
+        typer.Option(
+            metavar="SECONDS",
+            min=0.0,
+            help="Requests under way get so long to end after SIGTERM or Ctrl-C; then they answer "
+            "what they have. A second signal does not wait.",
+        ),
+    ] = 5.0,
+    quiet: OnlyJson = False,
 ) -> None:
     """Serve OpenAI's and SGLang's HTTP endpoints in front of a fleet, until Ctrl-C.
 
@@ -87,7 +99,7 @@ def gateway(
     `base_url`, with /v1 behind it.
     """
     run_gateway = _server()
-    directory = tokenizer or checked(lambda: _model_of(address))
+    directory = tokenizer or checked(lambda: model_of(address))
     router, bus_key = _bus_of(address, key, http_keys)
     settings = GatewaySettings(
         router=router,
@@ -102,8 +114,9 @@ def gateway(
         default_max_tokens=max_tokens,
         weights_root=str(weights_root.resolve()) if weights_root else "",
         stall_s=stall,
+        drain_s=drain,
     )
-    run(_serve(run_gateway, settings))
+    run(_serve(run_gateway, settings, quiet=quiet))
 
 
 @app.command(epilog=example("rolloutbus metrics --port 9464"))
@@ -114,6 +127,7 @@ def metrics(
     http_keys: HttpKeys = None,
     host: Host = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, help="0: a free one.")] = 9464,
+    quiet: OnlyJson = False,
 ) -> None:
     """Serve a fleet's /metrics for Prometheus, and nothing else, until Ctrl-C.
 
@@ -129,7 +143,7 @@ def metrics(
         port=port,
         only_metrics=True,
     )
-    run(_serve(run_gateway, settings))
+    run(_serve(run_gateway, settings, quiet=quiet))
 
 
 def _bus_of(address: str, key: str, http_keys: Path | None) -> tuple[str, str]:
@@ -154,20 +168,16 @@ def _server() -> RunGateway:
     return run_gateway
 
 
-def _model_of(address: str) -> Path | None:
-    """The directory of the model that a fleet of this machine was brought up with."""
-    if "://" in address:
-        return None
-    try:
-        model = find_fleet(address).model
-    except NoSuchFleet:
-        return None  # connecting says it
-    directory = Path(model)
-    return directory if model and directory.is_dir() else None
+async def _serve(run_gateway: RunGateway, settings: GatewaySettings, *, quiet: bool) -> None:
+    router: str | None = settings.router.partition("#")[0]
 
+    def is_ready(url: str) -> None:
+        nonlocal router
+        router = None
+        announce_ready(http=url)
 
-async def _serve(run_gateway: RunGateway, settings: GatewaySettings) -> None:
-    try:
-        await run_gateway(settings, lambda url: announce_ready(http=url))
-    except PeerLost as error:
-        raise Unreachable(str(error).partition(";")[0]) from error
+    async with waiting(lambda: router and f"the router at {router}", quiet=quiet):
+        try:
+            await run_gateway(settings, is_ready)
+        except PeerLost as error:
+            raise Unreachable(str(error).partition(";")[0]) from error

@@ -1,6 +1,7 @@
 """`rolloutbus keys`: make key pairs, show them, and choose which keys may connect."""
 
 import sys
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
@@ -8,25 +9,29 @@ from typing import Annotated
 import msgspec
 import typer
 
+from rolloutbus.bus.security.invites import KeyList, read_token, with_invite
 from rolloutbus.bus.security.key_files import (
     edit_allow_list,
+    edit_key_list,
     public_file,
-    read_allow_list,
+    read_key_list,
     read_key_pair,
     write_key_pair,
 )
 from rolloutbus.bus.security.keys import check_public_key, is_public_key
 from rolloutbus.bus.security.principals import Principal, Role
 from rolloutbus.bus.security.zmq_curve import new_key_pair
-from rolloutbus.bus.wire.errors import SettingsError
-from rolloutbus.cli.options import AsJson, example
-from rolloutbus.cli.terminal import ExitStatus, checked, fail, print_json
+from rolloutbus.bus.transport.endpoints import is_local
+from rolloutbus.bus.wire.errors import PeerLost, SettingsError
+from rolloutbus.cli.options import AsJson, Deadline, example, not_empty
+from rolloutbus.cli.terminal import ExitStatus, Unreachable, checked, fail, print_json, run
+from rolloutbus.cli.verbs import Verbs
 from rolloutbus.gateway.keys.http_keys import add_http_key
+from rolloutbus.launcher.joining import Joined, new_invitation
+from rolloutbus.launcher.joining import join as join_fleet
 
-app = typer.Typer()
-keys = typer.Typer(
-    no_args_is_help=True, help="Make keys, and say who may connect.", rich_markup_mode=None
-)
+app = Verbs()
+keys = Verbs(no_args_is_help=True, help="Make keys, and say who may connect.")
 app.add_typer(keys, name="keys")
 
 List = Annotated[
@@ -34,6 +39,27 @@ List = Annotated[
 ]
 KeyFile = Annotated[Path, typer.Argument(metavar="FILE", help="A key file, `NAME.key`.")]
 DEFAULT_LIST = Path("allow.json")
+Actors = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--actor",
+        metavar="PATTERN",
+        help="A name it may take on the bus, `*` at the end for anything. "
+        "Default: NAME and NAME-*.",
+    ),
+]
+SessionNames = Annotated[
+    list[str] | None,
+    typer.Option("--session", metavar="PATTERN", help="A session it may use. Default: any"),
+]
+Priorities = Annotated[
+    tuple[int, int],
+    typer.Option(
+        metavar="LOW HIGH",
+        help="Priorities that its requests may have: those of a high one go before everybody "
+        "else's.",
+    ),
+]
 
 
 @keys.command(epilog=example("rolloutbus keys new trainer-a --dir ~/keys"))
@@ -42,11 +68,16 @@ def new(
     directory: Annotated[
         Path, typer.Option("--dir", metavar="PATH", help="Where the two files go.")
     ] = Path(),
+    as_json: AsJson = False,
 ) -> None:
     """Make a key pair: NAME.key, for its owner's eyes only, and NAME.pub. Prints the public key."""
     pair = new_key_pair(name)
-    checked(lambda: write_key_pair(directory / f"{name}.key", pair))
-    _say(pair.public)
+    file = directory / f"{name}.key"
+    checked(lambda: write_key_pair(file, pair))
+    if as_json:
+        print_json({"name": name, "key": pair.public, "file": str(file)})
+    else:
+        _say(pair.public)
 
 
 @keys.command(epilog=example("rolloutbus keys show trainer-a.key"))
@@ -62,7 +93,8 @@ def show(
         pair = checked(lambda: read_key_pair(file))
         print_json({"name": pair.name, "key": pair.public})
         return
-    for each in checked(lambda: read_allow_list(allow_list)):
+    listed = checked(lambda: read_key_list(allow_list))
+    for each in listed.principals:
         if as_json:
             print_json(each)
         else:
@@ -71,6 +103,13 @@ def show(
             low, high = each.priorities
             priorities = f", priorities {low} to {high}" if low or high else ""
             _say(f"{each.key} {each.role} {each.name}: may be {actors}{sessions}{priorities}")
+    for each in listed.invites:
+        if as_json:
+            print_json(each)
+        else:
+            until = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(each.expires_at))
+            state = f"used by {each.used_by}" if each.used_by else f"good until {until}"
+            _say(f"invitation {each.key} {each.role} {each.name}: {state}")
 
 
 @keys.command(epilog=example("rolloutbus keys allow trainer-a.pub --name trainer-a --role trainer"))
@@ -79,26 +118,10 @@ def allow(
     role: Annotated[Role, typer.Option(help="What it may do.")],
     name: Annotated[str, typer.Option(help="Whose it is.")],
     allow_list: List = DEFAULT_LIST,
-    actor: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="PATTERN",
-            help="A name it may take on the bus, `*` at the end for anything. "
-            "Default: NAME and NAME-*.",
-        ),
-    ] = None,
-    session: Annotated[
-        list[str] | None, typer.Option(metavar="PATTERN", help="A session it may use. Default: any")
-    ] = None,
+    actor: Actors = None,
+    session: SessionNames = None,
     *,
-    priorities: Annotated[
-        tuple[int, int],
-        typer.Option(
-            metavar="LOW HIGH",
-            help="Priorities that its requests may have: those of a high one go before "
-            "everybody else's.",
-        ),
-    ] = (0, 0),
+    priorities: Priorities = (0, 0),
 ) -> None:
     """Let a key in. Running actors see it within a second."""
 
@@ -109,22 +132,108 @@ def allow(
     checked(lambda: edit_allow_list(allow_list, add))
 
 
+@keys.command(epilog=example("rolloutbus keys invite host-b --role worker -l ./keys/allow.json"))
+def invite(
+    name: Annotated[str, typer.Argument(help="Whose the new key will be.")],
+    role: Annotated[Role, typer.Option(help="What it may do.")],
+    allow_list: List = DEFAULT_LIST,
+    actor: Actors = None,
+    session: SessionNames = None,
+    *,
+    priorities: Priorities = (0, 0),
+    minutes: Annotated[
+        float, typer.Option("--minutes", min=0.01, max=7 * 24 * 60, help="How long it is good for.")
+    ] = 60.0,
+    router: Annotated[
+        str,
+        typer.Option(
+            "--router",
+            "-r",
+            metavar="ENDPOINT",
+            callback=not_empty,
+            help="Where the new host reaches the router: its frontend, or for a worker or store "
+            "its backend; tcp://HOST:PORT or tcp://HOST:PORT#KEY. Default: what the router has "
+            "left in router.json beside the allow-list.",
+        ),
+    ] = "",
+    as_json: AsJson = False,
+) -> None:
+    """Print a token that lets one new key in, once. `keys join TOKEN` uses it on the other host.
+
+    Give it to that host alone: who reads it before it is used can take its place.
+    """
+
+    def made() -> str:
+        token, invitation = new_invitation(
+            allow_list,
+            Principal("0" * 64, name, role, actor or [], session or [], priorities),
+            int(time.time() + minutes * 60),
+            router,
+        )
+        edit_key_list(allow_list, lambda listed: with_invite(listed, invitation))
+        if is_local(read_token(token).address):
+            sys.stderr.write(
+                "warning: the router listens for this host only, so no other one can join; its "
+                "--address, or --frontend and --backend, must name an address on the network\n"
+            )
+        return token
+
+    token = checked(made)
+    if as_json:
+        print_json({"name": name, "role": role, "token": token})
+    else:
+        _say(token)
+
+
+@keys.command(epilog=example("rolloutbus keys join TOKEN --dir ~/keys"))
+def join(
+    token: Annotated[str, typer.Argument(help="What `keys invite` has printed; `-` reads stdin.")],
+    directory: Annotated[
+        Path, typer.Option("--dir", metavar="PATH", help="Where the files go; made if missing.")
+    ] = Path(),
+    deadline: Deadline = 15.0,
+    as_json: AsJson = False,
+) -> None:
+    """Make a key pair on this host, and have the router of the token let it in.
+
+    The directory gets NAME.key, NAME.pub, router.pub and router.json: with `--key NAME.key` the
+    other commands know the router and its key. May be repeated if the router did not answer.
+    """
+    is_piped = token == "-"  # noqa: S105 - no token looks like that
+    text = sys.stdin.readline() if is_piped else token
+    joined = run(_joined(text, directory, deadline))
+    if as_json:
+        print_json({"name": joined.name, "role": joined.role, "key_file": str(joined.key_file)})
+        return
+    _say(f"{joined.name} is let in as a {joined.role}. Its key: {joined.key_file}")
+    if joined.role == "worker":
+        _say(f"Next: rolloutbus worker --name {joined.name} --key {joined.key_file} --model PATH")
+    elif joined.role == "store":
+        _say(f"Next: rolloutbus store --key {joined.key_file} --directory PATH")
+    else:
+        _say(f"Next: rolloutbus status --key {joined.key_file}")
+
+
 @keys.command(epilog=example("rolloutbus keys revoke trainer-a"))
 def revoke(
     who: Annotated[str, typer.Argument(metavar="NAME|KEY", help="A name, or one public key.")],
     allow_list: List = DEFAULT_LIST,
 ) -> None:
-    """Let a key, or all keys of a name, in no more. Open connections end within a second."""
+    """Let a key, or all keys of a name, in no more. Open connections end within a second.
 
-    def remove(known: Sequence[Principal]) -> list[Principal]:
-        left = [each for each in known if who not in (each.key, each.name)]
-        if len(left) == len(known):
+    Invitations of that name are withdrawn.
+    """
+
+    def remove(listed: KeyList) -> KeyList:
+        left = [each for each in listed.principals if who not in (each.key, each.name)]
+        invites = [each for each in listed.invites if who not in (each.key, each.name)]
+        if (len(left), len(invites)) == (len(listed.principals), len(listed.invites)):
             raise SettingsError(f"{allow_list}: nobody has the name or key {who[:64]!r}")
-        return left
+        return KeyList(left, invites)
 
     if not allow_list.exists():
         fail(f"cannot read {allow_list}: there is no such file", ExitStatus.USAGE)
-    checked(lambda: edit_allow_list(allow_list, remove))
+    checked(lambda: edit_key_list(allow_list, remove))
 
 
 @keys.command(epilog=example("rolloutbus keys rotate trainer-a.key"))
@@ -182,6 +291,7 @@ def http(
         Path,
         typer.Option("--file", "-f", metavar="PATH", help="API keys of `gateway --http-keys`."),
     ] = Path("http-keys.json"),
+    as_json: AsJson = False,
 ) -> None:
     """Make an API key for HTTP clients of a gateway. Prints it, once; only its hash is kept.
 
@@ -190,7 +300,18 @@ def http(
     """
     if acts_as is not None:
         checked(lambda: read_key_pair(acts_as))
-    _say(checked(lambda: add_http_key(file, name, acts_as)))
+    api_key = checked(lambda: add_http_key(file, name, acts_as))
+    if as_json:
+        print_json({"name": name, "key": api_key, "file": str(file)})
+    else:
+        _say(api_key)
+
+
+async def _joined(token: str, directory: Path, deadline_s: float) -> Joined:
+    try:
+        return await join_fleet(token, directory, deadline_s)
+    except PeerLost as error:
+        raise Unreachable(str(error)) from error
 
 
 def _public(text: str) -> str:

@@ -12,15 +12,25 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from rolloutbus.bus.wire.messages.control import FleetStatus
-from rolloutbus.cli.options import Address, AsJson, YourKey, example
-from rolloutbus.cli.terminal import ExitStatus, by_name, checked, connected, fail, print_json, run
+from rolloutbus.bus.wire.messages.control import FleetStatus, WorkerStatus
+from rolloutbus.cli.options import Address, AsJson, YourKey, example, not_empty
+from rolloutbus.cli.terminal import (
+    ExitStatus,
+    ask,
+    by_name,
+    checked,
+    connected,
+    fail,
+    print_json,
+    run,
+)
+from rolloutbus.cli.verbs import Verbs
 from rolloutbus.launcher.discovery import RunningFleet, running_fleets
 
 STATE_STYLES = {"ready": "green", "updating": "cyan", "paused": "yellow", "asleep": "yellow"}
-"""Any other state is red."""
+"""States in which a worker is as it should be; any other one is red."""
 
-app = typer.Typer()
+app = Verbs()
 
 
 @app.command(epilog=example("rolloutbus status --watch"))
@@ -30,14 +40,50 @@ def status(
     key: YourKey = "",
     as_json: AsJson = False,
     watch: Annotated[bool, typer.Option("--watch", "-w", help="Again and again.")] = False,
-    interval: Annotated[float, typer.Option(min=0.1, help="Seconds, with --watch.")] = 1.0,
+    interval: Annotated[float, typer.Option(metavar="SECONDS", min=0.1, help="Of --watch.")] = 1.0,
+    *,
+    member: Annotated[
+        str,
+        typer.Option(
+            metavar="NAME",
+            callback=not_empty,
+            help="Fail unless this worker, or the store of this name, is here and well: a probe. "
+            "One that is paused, updating or asleep is well.",
+        ),
+    ] = "",
 ) -> None:
     """Show the workers, their weights and what they do."""
+    if member:
+        if watch:
+            fail("--member asks once: leave --watch out", ExitStatus.USAGE)
+        probe(ask(address, key, lambda client: client.status()), member, as_json=as_json)
+        return
     source = context.get_parameter_source("interval")
     if not watch and source is not None and source.name == "COMMANDLINE":
         fail("--interval needs --watch: without it the status is shown once", ExitStatus.USAGE)
     shown = _print_json if as_json else _print_table
     run(shown(address, key, interval if watch else 0.0))
+
+
+def probe(found: FleetStatus, name: str, *, as_json: bool) -> None:
+    """Show one member.
+
+    Raises:
+        typer.Exit: with 1; it is not here, or not as it should be, and stderr says why.
+    """
+    store = found.store if found.store is not None and found.store.name == name else None
+    member = next((each for each in found.workers if each.name == name), store)
+    if member is None:
+        why = found.absent.get(name, "")
+        fail(f"{name} is not here" + (f": {why}" if why else ""), ExitStatus.FAILED)
+    state = member.state if isinstance(member, WorkerStatus) else "ready"
+    if as_json:
+        print_json(member)
+    else:
+        sys.stdout.write(f"{name} is {state}\n")
+    if state not in STATE_STYLES:
+        reasons = member.blocked_by.values() if isinstance(member, WorkerStatus) else ()
+        fail(f"{name} is {state}. {' '.join(reasons)}".rstrip(), ExitStatus.FAILED)
 
 
 async def _print_json(address: str, key: str, interval_s: float) -> None:
@@ -65,16 +111,17 @@ async def _print_table(address: str, key: str, interval_s: float) -> None:
 def report(found: FleetStatus) -> Group:
     """The table of workers, what is going on and what is wrong, and a line about the router."""
     table = Table(box=None, pad_edge=False, header_style="bold")
-    for name in ("worker", "state", "policy", "engine"):
+    is_shared = len({each.policy for each in found.workers}) > 1
+    for name in ("worker", "state", *(["policy"] if is_shared else []), "engine"):
         table.add_column(name)
-    for name in ("version", "running", "tokens", "heartbeat age", "stall", "pid"):
+    for name in ("version", "running", "tokens", "heartbeat", "stall", "pid"):
         table.add_column(name, justify="right")
     # w10 comes after w9.
     for each in sorted(found.workers, key=by_name):
         table.add_row(
             each.name,
             Text(each.state, STATE_STYLES.get(each.state, "red")),
-            each.policy,
+            *([each.policy] if is_shared else []),
             each.engine,
             str(each.version),
             f"{each.n_running}/{each.slots}",

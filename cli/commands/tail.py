@@ -16,7 +16,8 @@ from rich.live import Live
 from rich.text import Text
 
 from rolloutbus.cli.options import Address, AsJson, YourKey, example
-from rolloutbus.cli.terminal import checked, client_settings, print_json, reached, run
+from rolloutbus.cli.terminal import checked, client_settings, harmless, print_json, reached, run
+from rolloutbus.cli.verbs import Verbs
 from rolloutbus.replay.choice import Filter
 from rolloutbus.replay.stream.events import (
     Demoted,
@@ -34,13 +35,6 @@ from rolloutbus.trainer_adapter.client.text import TokenizerFile, load_tokenizer
 
 Decode = Callable[[Sequence[int]], str]
 """Token ids -> text."""
-
-
-def harmless(text: str) -> str:
-    """Replaces control characters, so that a model's text cannot control the terminal."""
-    return "".join(
-        c if c.isprintable() or c in "\n\t" else "\N{REPLACEMENT CHARACTER}" for c in text
-    )
 
 
 def ids_of(tokens: Sequence[int]) -> str:
@@ -130,7 +124,7 @@ REDRAW_S = 0.1
 MAX_LINES = 24
 """Streams that are shown at once; the latest."""
 
-app = typer.Typer()
+app = Verbs()
 
 
 @app.command(epilog=example("rolloutbus tail --client trainer --tokenizer ./model"))
@@ -192,7 +186,7 @@ async def _print_json(subscriber: Subscriber, tokenizer: TokenizerFile | None) -
         line = as_line(event)
         if tokenizer is not None and "tokens" in line:
             line["text"] = tokenizer.decode(line["tokens"].tolist(), skip_special_tokens=False)
-        print_json(line, _listed)
+        print_json(line, listed)
 
 
 async def _print_endings(subscriber: Subscriber, texts: StreamTexts) -> None:
@@ -251,6 +245,7 @@ def as_line(event: StreamEvent) -> dict[str, Any]:
     return {"event": name[1:], **{each.name: getattr(event, each.name) for each in fields(event)}}
 
 
-def _listed(value: object) -> list[Any]:
+def listed(value: object) -> list[Any]:
+    """An array for JSON."""
     assert isinstance(value, np.ndarray)
     return value.tolist()

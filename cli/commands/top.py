@@ -1,12 +1,8 @@
 """`rolloutbus top`: shows a live view of a fleet in a terminal."""
 
 import asyncio
-import os
 import sys
-import termios
-import tty
-from collections.abc import Callable, Generator, Iterable, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Sequence
 from typing import Annotated
 
 import typer
@@ -18,8 +14,10 @@ from rich.text import Text
 
 from rolloutbus.bus.wire.errors import BusError
 from rolloutbus.cli.commands.status import STATE_STYLES
+from rolloutbus.cli.keyboard import QUIT, keys
 from rolloutbus.cli.options import Address, YourKey, example
 from rolloutbus.cli.terminal import connected, print_json, run
+from rolloutbus.cli.verbs import Verbs
 from rolloutbus.trainer_adapter.client.fleet_frames import TopFrame, TopRow
 from rolloutbus.trainer_adapter.client.fleet_observer import FleetObserver
 
@@ -137,58 +135,20 @@ def _notes(frame: TopFrame) -> Iterable[Text]:
         yield Text(f"router counted: {told}", "dim")
 
 
-MAX_KEYS = 64
-
-
-@contextmanager
-def keys(on_keys: Callable[[str], None]) -> Generator[None]:
-    """Calls `on_keys` for each key pressed, unless standard input is no terminal.
-
-    Ctrl-C stays a signal. Must be called on the event loop.
-    """
-    descriptor = sys.stdin.fileno() if _is_terminal() else -1
-    if descriptor < 0:
-        yield
-        return
-    before = termios.tcgetattr(descriptor)
-    loop = asyncio.get_running_loop()
-
-    def read() -> None:
-        pressed = os.read(descriptor, MAX_KEYS)
-        if pressed:
-            on_keys(pressed.decode(errors="replace"))
-        else:  # the terminal is gone
-            loop.remove_reader(descriptor)
-
-    tty.setcbreak(descriptor)
-    loop.add_reader(descriptor, read)
-    try:
-        yield
-    finally:
-        loop.remove_reader(descriptor)
-        termios.tcsetattr(descriptor, termios.TCSADRAIN, before)
-
-
-def _is_terminal() -> bool:
-    try:
-        return sys.stdin.isatty()
-    except ValueError:  # it is closed
-        return False
-
-
-QUIT = frozenset("qQ\x04")
 HINT = "q: quit"
 OTHER_LINES = 14
 """Of a screen, for all that is no row of the table."""
 
-app = typer.Typer()
+app = Verbs()
 
 
 @app.command(epilog=example("rolloutbus top --interval 2"))
 def top(
     address: Address = "",
     key: YourKey = "",
-    interval: Annotated[float, typer.Option(min=0.1, help="Seconds between frames.")] = 1.0,
+    interval: Annotated[
+        float, typer.Option(metavar="SECONDS", min=0.1, help="Between frames.")
+    ] = 1.0,
     once: Annotated[
         bool, typer.Option("--once", help="Print one frame, after one interval, and end.")
     ] = False,
@@ -238,7 +198,7 @@ class Watch:
         console = Console()
         is_over = asyncio.Event()
 
-        def pressed(some: str) -> None:
+        def pressed(some: list[str]) -> None:
             if not QUIT.isdisjoint(some):
                 is_over.set()
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import sys
+from contextlib import AsyncExitStack
 from functools import partial
 from typing import Annotated
 
@@ -23,6 +24,7 @@ from rolloutbus.cli.options import (
     Launcher,
     OwnAddress,
     ProfileDir,
+    Quiet,
     RayOptions,
     RouterJournal,
     RunDir,
@@ -37,13 +39,15 @@ from rolloutbus.cli.options import (
     parse_save_targets,
     ray_launcher,
 )
-from rolloutbus.cli.terminal import ExitStatus, by_name, checked, connected, run
+from rolloutbus.cli.progress import CLEAR, in_words, is_shown, waiting
+from rolloutbus.cli.terminal import ExitStatus, by_name, checked, connected, print_json, run
+from rolloutbus.cli.verbs import Verbs
 from rolloutbus.launcher.fleet import Fleet, up
 from rolloutbus.launcher.settings import EngineKind, Transport, UpOptions
 
 STATUS_EVERY_S = 1.0
 
-app = typer.Typer()
+app = Verbs()
 
 
 HELP = f"""Run a router, a weight store and workers here; restart what dies; end all on Ctrl-C.
@@ -90,6 +94,14 @@ def up_command(
     profile_dir: ProfileDir = "",
     transport: Annotated[Transport, typer.Option(help="How the processes talk.")] = "ipc",
     address: OwnAddress = "",
+    backend: Annotated[
+        str,
+        typer.Option(
+            metavar="ENDPOINT",
+            help="Where workers connect, those of other hosts too. Default: a fresh one; if "
+            "--address is beyond this machine, the port after its own.",
+        ),
+    ] = "",
     run_dir: RunDir = "",
     keep_logs: Annotated[bool, typer.Option("--keep-logs", help="Leave the logs behind.")] = False,
     secure: KeysDir = "",
@@ -97,6 +109,13 @@ def up_command(
     sessions_per_slot: SessionsPerSlot = 2.0,
     tap: WithTap = False,
     journal: RouterJournal = "",
+    record: Annotated[
+        str,
+        typer.Option(
+            metavar="DIR",
+            help="Record everything from the start, as `record` does; see `play` and `export`.",
+        ),
+    ] = "",
     launcher: Launcher = "local",
     ray_option: RayOptions = None,
     http: Annotated[
@@ -106,6 +125,11 @@ def up_command(
             help="Serve OpenAI's and SGLang's endpoints at this port of 127.0.0.1; 0: a free one.",
         ),
     ] = None,
+    quiet: Quiet = False,
+    as_json: Annotated[
+        bool,
+        typer.Option("--json", help="Print one line of JSON when it is ready, and nothing else."),
+    ] = False,
 ) -> None:
     """See HELP."""
     options = UpOptions(
@@ -122,6 +146,7 @@ def up_command(
         profile_dir=profile_dir,
         transport=transport,
         address=address,
+        backend=backend,
         run_dir=run_dir or None,
         keep_logs=keep_logs,
         secure=secure or None,
@@ -129,40 +154,50 @@ def up_command(
         sessions_per_slot=sessions_per_slot,
         tap=tap,
         journal=journal,
+        record=record,
         http=http,
         launcher=checked(lambda: ray_launcher(launcher, ray_option)),
     )
-    console = Console()
-    fleet = checked(lambda: up(partial(_tell, console), **options))
-    run(_stay_up(fleet, console), terminated=ExitStatus.OK)
+    fleet = checked(lambda: up(partial(_tell, quiet=quiet or as_json), **options))
+    run(_stay_up(fleet, quiet=quiet, as_json=as_json), terminated=ExitStatus.OK)
 
 
-def _tell(console: Console, event: ProcessEvent) -> None:
-    if event.kind == "told":
-        sys.stderr.write(f"{event.name}: {event.what}\n")
-        sys.stderr.flush()
-    elif event.kind != "started":
-        console.print(f"{event.name} {event.what}", highlight=False, markup=False)
+def _tell(event: ProcessEvent, *, quiet: bool) -> None:
+    """Say what happened to a process; if quiet, only what went wrong."""
+    if event.kind == "started" or (quiet and event.kind == "ready"):
+        return
+    if is_shown(quiet=quiet):
+        sys.stderr.write(CLEAR)  # of the line about what is waited for
+    is_warning = event.kind == "told"
+    out = sys.stderr if is_warning or quiet else sys.stdout
+    out.write(f"{event.name}{':' if is_warning else ''} {event.what}\n")
+    out.flush()
 
 
-async def _stay_up(fleet: Fleet, console: Console) -> None:
-    async with fleet:
-        console.print(f"name: {fleet.name}", soft_wrap=True, highlight=False)
-        console.print(f"address: {fleet.address}", soft_wrap=True, highlight=False)
-        if fleet.http:
-            console.print(f"http: {fleet.http}", soft_wrap=True, highlight=False)
-        console.print(f"logs: {fleet.run_dir / 'logs'}", soft_wrap=True, highlight=False)
-        console.print("Stop with Ctrl-C.")
-        # What is waiting for this line reads it through a pipe.
-        sys.stdout.flush()
-        if console.is_terminal:
-            await _show_state(fleet, console)
+async def _stay_up(fleet: Fleet, *, quiet: bool, as_json: bool) -> None:
+    async with AsyncExitStack() as stack:
+        async with waiting(lambda: in_words(fleet.waits_for), quiet=quiet or as_json):
+            await stack.enter_async_context(fleet)
+        facts = {
+            "name": fleet.name,
+            "address": fleet.address,
+            "http": fleet.http,
+            "logs": str(fleet.run_dir / "logs"),
+        }
+        if as_json:
+            print_json({**facts, "key_file": fleet.key_file, "pids": fleet.pids})
         else:
-            await asyncio.Event().wait()
+            lines = [f"{name}: {value}" for name, value in facts.items() if value]
+            sys.stdout.write("\n".join([*lines, "Stop with Ctrl-C.", ""]))
+            sys.stdout.flush()  # what waits for these lines may read them through a pipe
+        if sys.stdout.isatty() and not quiet and not as_json:
+            await _show_state(fleet)
+        await asyncio.Event().wait()
 
 
-async def _show_state(fleet: Fleet, console: Console) -> None:
+async def _show_state(fleet: Fleet) -> None:
     """One line, for ever."""
+    console = Console()
     line = Text("")
     async with connected(fleet.address, fleet.key_file) as client:
         with Live(line, console=console, auto_refresh=False, transient=True) as live:

@@ -14,6 +14,7 @@ from rolloutbus.bus.weights.tensor_files import header_of
 from rolloutbus.bus.wire.messages.weights import Tensor
 from rolloutbus.cli.options import Address, AsJson, Deadline, YourKey, example
 from rolloutbus.cli.terminal import ExitStatus, ask, fail, print_json
+from rolloutbus.cli.verbs import Verbs
 from rolloutbus.trainer_adapter.client.client import RolloutClient
 from rolloutbus.trainer_adapter.client.weight_queries import (
     ActiveTensor,
@@ -23,15 +24,15 @@ from rolloutbus.trainer_adapter.client.weight_queries import (
 
 MAX_SHOWN = 3
 """Names of tensors in one cell."""
-Names = Annotated[list[str] | None, typer.Argument(metavar="[NAME]...", help="Default: all.")]
+Names = Annotated[
+    list[str] | None, typer.Argument(metavar="NAME", help="Of tensors. Default: all.")
+]
 Worker = Annotated[
     str, typer.Option("--worker", metavar="NAME", help="Only this one. Default: all.")
 ]
 
-app = typer.Typer()
-weights = typer.Typer(
-    help="Check and read the weights that workers have active.", no_args_is_help=True
-)
+app = Verbs()
+weights = Verbs(help="Check and read the weights that workers have active.", no_args_is_help=True)
 app.add_typer(weights, name="weights")
 
 
@@ -62,13 +63,17 @@ def check(
 @weights.command(epilog=example("rolloutbus weights get lm_head.weight -o head.safetensors"))
 def get(
     name: Annotated[str, typer.Argument(metavar="NAME", help="Of the tensor.")],
-    output: Annotated[Path, typer.Option("--output", "-o", help="A safetensors file.")],
+    *,
+    output: Annotated[
+        Path, typer.Option("--output", "-o", metavar="FILE", help="A safetensors file.")
+    ],
     address: Address = "",
     key: YourKey = "",
     worker: Annotated[
         str, typer.Option("--worker", metavar="NAME", help="Whose. Default: the first one's.")
     ] = "",
     deadline: Deadline = 120.0,
+    as_json: AsJson = False,
 ) -> None:
     """Write one tensor to a file, as a worker has it active."""
     holder, tensor = ask(address, key, lambda client: _get(client, name, worker, deadline))
@@ -80,6 +85,10 @@ def get(
     except OSError as error:
         fail(f"cannot write {output}: {error.strerror}", ExitStatus.FAILED)
     shape = list(tensor.shape)
+    if as_json:
+        facts = {"dtype": tensor.dtype, "shape": shape, "version": tensor.version}
+        print_json({"output": str(output), "name": name, "worker": holder, **facts})
+        return
     sys.stdout.write(f"{output}: {name} {tensor.dtype} {shape} of {holder} v{tensor.version}\n")
 
 

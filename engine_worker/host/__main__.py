@@ -12,7 +12,7 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from types import FrameType
 from typing import NoReturn, cast
 
@@ -23,15 +23,22 @@ from msgspec import Raw
 
 from rolloutbus.bus.actor.process import die_with_parent
 from rolloutbus.bus.actor.resources import keep_freed_memory
+from rolloutbus.bus.security.principals import Principals, principals_in
 from rolloutbus.bus.security.zmq_curve import dialer_of
 from rolloutbus.bus.weights.shm import host_id
-from rolloutbus.bus.wire.codec import pack, unpack
+from rolloutbus.bus.wire.codec import pack, unpack, unpack_as
 from rolloutbus.bus.wire.commands import RESULTS
 from rolloutbus.bus.wire.entry import Entry, RequestId
 from rolloutbus.bus.wire.errors import Refused
 from rolloutbus.bus.wire.messages.endings import Problem
 from rolloutbus.bus.wire.messages.generation import Abort, Generate
-from rolloutbus.bus.wire.messages.host import EngineFailure, EngineHeartbeat, EngineReady
+from rolloutbus.bus.wire.messages.host import (
+    EngineFailure,
+    EngineHeartbeat,
+    EngineReady,
+    EngineStarting,
+)
+from rolloutbus.bus.wire.messages.membership import HandedKeys
 from rolloutbus.bus.wire.outgoing import sealed
 from rolloutbus.engine_worker.engine import Engine, EngineDied, Work
 from rolloutbus.engine_worker.engines.registry import build_engine
@@ -63,6 +70,9 @@ def work_of(entry: Entry, body: Generate) -> Work:
 
 
 HEARTBEAT_S = 0.25
+SWITCH_S = 0.0005
+"""A thread that stages weights asks for the interpreter after each call to a device. With Python's
+own 5 ms it would wait so long each time for an engine that computes, and tokens would for it."""
 CLOSE_S = 5.0
 """An engine that does not close in this time is left to the end of the process."""
 
@@ -94,14 +104,21 @@ class EngineHost:
     """Translates between entries of the link and calls of the engine."""
 
     def __init__(
-        self, engine: Engine, commands: HostCommands, link: HostLink, steps: StepBuffer
+        self,
+        engine: Engine,
+        commands: HostCommands,
+        link: HostLink,
+        steps: StepBuffer,
+        on_keys: Callable[[Principals], None],
     ) -> None:
+        """`on_keys` hears who may connect to what this process binds."""
         self._engine = engine
         self._commands = commands
         self._link = link
         self._steps = steps
         self._tasks: asyncio.TaskGroup | None = None
         self._early: list[Entry] = []
+        self._on_keys = on_keys
 
     def receive(self, entries: list[Entry]) -> None:
         """Take entries from the actor; they are kept until the engine runs."""
@@ -133,6 +150,8 @@ class EngineHost:
             work = []
             if entry.kind == "abort":
                 self._abort(entry)
+            elif entry.kind == "allow_list":
+                self._on_keys(principals_in(unpack_as(HandedKeys, entry)))
             else:
                 tasks.create_task(self._command(entry))
         self._begin(work)
@@ -206,16 +225,26 @@ async def _serve(end: socket.socket, settings: WorkerSettings) -> int:
     quit_signal = QuitSignal()
     engine: Engine | None = None
     try:
+        loop = asyncio.get_running_loop()
+
+        def told(doing: str) -> None:
+            """Called by the thread that builds the engine."""
+            starting = Entry("engine_starting", body=pack(EngineStarting(doing)))
+            loop.call_soon_threadsafe(link.send, starting)
+
         engine = await asyncio.to_thread(
-            build_engine, settings.engine, settings.engine_options, steps.sink
+            build_engine, settings.engine, settings.engine_options, steps.sink, told
         )
-        async with open_relay(settings.relay_endpoint, settings.security) as relay:
+        listening = open_relay(
+            settings.relay_endpoint, settings.security, advertise=settings.advertise
+        )
+        async with listening as relay:
             dialer = dialer_of(settings.security)
             commands = HostCommands(
                 *(engine, settings.host.pull_timeout_s, dialer, relay),
                 *(OperatorPaths.of(settings), settings.policy),
             )
-            host = EngineHost(engine, commands, link, steps)
+            host = EngineHost(engine, commands, link, steps, relay.hand_over)
             link.hand_over(host.receive)
             host.receive(early)
             link.send(Entry("engine_ready", body=pack(_ready(engine, commands, relay))))
@@ -277,6 +306,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options = parser.parse_args(arguments)
     die_with_parent(options.parent)
     keep_freed_memory()
+    sys.setswitchinterval(SWITCH_S)
     # Ctrl-C goes to the whole foreground group; when to stop is the actor's decision.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     # How processes of SGLang tell that they have failed; what to do about it is decided elsewhere.

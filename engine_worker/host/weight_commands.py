@@ -156,8 +156,10 @@ class WeightCommands:
         )
 
     def _is_zero_now(self, name: str) -> bool:
-        """Whether a tensor was all zero; torn weights do not show it, and count as zero."""
-        return self._engine.stats().is_torn or self._active.is_zero(name)
+        """Whether a tensor was all zero; torn and made-up weights do not show it: they count so."""
+        stats = self._engine.stats()
+        is_made_up = self._engine.facts.is_made_up and not stats.version
+        return stats.is_torn or is_made_up or self._active.is_zero(name)
 
     async def _off_loop(self, call: Callable[[], Result]) -> Result:
         return await asyncio.get_running_loop().run_in_executor(self._threads, call)

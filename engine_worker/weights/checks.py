@@ -10,7 +10,8 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from rolloutbus.bus.weights.manifest import CASTABLE, DTYPES, Bytes, first_mismatch
+from rolloutbus.bus.weights.manifest import CASTABLE, DTYPES, Bytes
+from rolloutbus.bus.weights.side_by_side import first_mismatch, side_by_side
 from rolloutbus.bus.wire.errors import EngineFailed
 from rolloutbus.bus.wire.messages.endings import Problem
 from rolloutbus.bus.wire.messages.weights import Tensor
@@ -141,9 +142,7 @@ def require_sound(
     Raises:
         EngineFailed: `bad_request`; `.field` names the tensor.
     """
-    for tensor in manifest:
-        raw = tensors[tensor.name]
-        wrong, wiped = judge(raw, tensor.dtype)
+    for tensor, (wrong, wiped) in _judged(tensors, [*manifest]):
         if wrong:
             raise _unsound(tensor.name, f"{wrong} of its numbers are infinite or NaN")
         if allow_zeros or not wiped or not tensor.size_bytes:
@@ -153,14 +152,31 @@ def require_sound(
             raise _unsound(tensor.name, why)
 
 
-def judge(raw: RawTensor, dtype: str) -> tuple[int, bool]:
-    """How many numbers are infinite or NaN, and whether every byte is 0."""
-    if isinstance(raw, np.ndarray):
-        return n_not_finite(raw, dtype), is_zero(raw)
-    # Torch takes seconds to import, and host memory does without.
-    from rolloutbus.engine_worker.weights.torch_tensors import judge_on_device  # noqa: PLC0415
+def _judged(
+    tensors: Mapping[str, RawTensor], manifest: Sequence[Tensor]
+) -> Iterator[tuple[Tensor, tuple[int, bool]]]:
+    """For each tensor: how many numbers are infinite or NaN, and whether every byte is 0."""
+    on_device = {
+        each.name: (raw, each.dtype)
+        for each in manifest
+        if not isinstance(raw := tensors[each.name], np.ndarray)
+    }
+    found: dict[str, tuple[int, bool]] = {}
+    if on_device:
+        # Torch takes seconds to import, and host memory does without.
+        from rolloutbus.engine_worker.weights.torch_tensors import judge_on_device  # noqa: PLC0415
 
-    return judge_on_device(raw, dtype)
+        verdicts = judge_on_device([*on_device.values()])
+        found = dict(zip(on_device, verdicts, strict=True))
+
+    def judge(tensor: Tensor) -> tuple[int, bool]:
+        raw = tensors[tensor.name]
+        if isinstance(raw, np.ndarray):
+            return n_not_finite(raw, tensor.dtype), is_zero(raw)
+        return found[tensor.name]
+
+    n_bytes = sum(each.size_bytes for each in manifest if each.name not in found)
+    return zip(manifest, side_by_side(judge, manifest, n_bytes), strict=True)
 
 
 def _chunks(bits: np.ndarray[Any, Any]) -> Iterator[np.ndarray[Any, Any]]:

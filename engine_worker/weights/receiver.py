@@ -9,7 +9,7 @@ from pathlib import Path
 
 from rolloutbus.bus.security.zmq_curve import Dialer
 from rolloutbus.bus.transport.bulk import BulkLink
-from rolloutbus.bus.wire.errors import EngineFailed, Refused, RemoteProtocolError
+from rolloutbus.bus.wire.errors import EngineFailed, PeerLost, Refused, RemoteProtocolError
 from rolloutbus.bus.wire.limits import MAX_SENTENCE_CHARS
 from rolloutbus.bus.wire.messages.endings import Problem
 from rolloutbus.bus.wire.messages.weights import Manifest, Prepared, PrepareUpdate
@@ -181,6 +181,9 @@ class WeightReceiver:
             is_late = ask.version in self._limits
             problem = _too_late(ask, timeout_s) if is_late else _given_up(ask)
             raise EngineFailed(problem) from error
+        except PeerLost as error:
+            message = f"the weight store cannot be asked: {error}"
+            raise EngineFailed(Problem("no_store", message, "not_started")) from error
         except RemoteProtocolError as error:
             raise EngineFailed(Problem("internal", str(error), "failed")) from error
         finally:

@@ -6,8 +6,9 @@ from contextlib import asynccontextmanager
 from typing import TypeVar, cast
 
 from rolloutbus.bus.security.keys import SecuritySettings
-from rolloutbus.bus.security.principals import BULK_KINDS_OF, Principal
+from rolloutbus.bus.security.principals import BULK_KINDS_OF, Principal, Principals
 from rolloutbus.bus.security.zmq_guard import Doorway, SocketGuard, guard_of
+from rolloutbus.bus.transport.endpoints import advertised
 from rolloutbus.bus.transport.zmq_ports import RouterPort
 from rolloutbus.bus.weights.manifest import Bytes
 from rolloutbus.bus.wire.codec import pack, unpack
@@ -44,27 +45,37 @@ class Relay:
         self._port: RouterPort | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._guard: SocketGuard | None = None
+        self._advertise = ""
         self.sent_bytes = 0
         """Of versions, to other workers."""
 
     @property
     def bulk(self) -> str:
-        """Where others can ask; empty: nowhere."""
-        return "" if self._port is None else self._port.endpoints[0]
+        """Where others can ask, as they are told it; empty: nowhere."""
+        return "" if self._port is None else advertised(self._port.endpoints[0], self._advertise)
 
-    def listen(self, endpoint: str, guard: SocketGuard | None = None) -> None:
+    def listen(
+        self, endpoint: str, guard: SocketGuard | None = None, *, advertise: str = ""
+    ) -> None:
         """Answer at `endpoint`, to workers with keys that `guard` knows if there is one.
+
+        `advertise` is the host that others are told instead of the endpoint's, if it is not empty.
 
         Raises:
             SettingsError: the address is in use or not allowed.
         """
         doorways = [] if guard is None else [Doorway(guard, "bulk", self._signed)]
-        self._guard = guard
+        self._guard, self._advertise = guard, advertise
         self._loop = asyncio.get_running_loop()
         self._port = RouterPort(
             [endpoint], self._arrived, doorways=doorways, max_body_bytes=MAX_BULK_IN_BYTES
         )
         self._tick()
+
+    def hand_over(self, principals: Principals) -> None:
+        """The router tells who may come in; see `SocketGuard.hand_over`."""
+        if self._guard is not None:
+            self._guard.hand_over(principals)
 
     async def while_safe(self, work: Awaitable[T]) -> T:
         """Do the work of the host; SecurityError once the lock on the socket does not work."""
@@ -172,18 +183,22 @@ class Relay:
 
 
 @asynccontextmanager
-async def open_relay(endpoint: str, security: SecuritySettings | None) -> AsyncGenerator[Relay]:
+async def open_relay(
+    endpoint: str, security: SecuritySettings | None, *, advertise: str = ""
+) -> AsyncGenerator[Relay]:
     """A relay that listens at `endpoint`, if that is not empty, until the end of the block.
+
+    `advertise` as in `Relay.listen`.
 
     Raises:
         SettingsError: the address is in use or not allowed, or the keys cannot be used.
         SecurityError: the lock on the socket does not work.
     """
     relay = Relay()
-    guard = guard_of(security) if endpoint else None
+    guard = guard_of(security, is_member=True) if endpoint else None
     try:
         if endpoint:
-            relay.listen(endpoint, guard)
+            relay.listen(endpoint, guard, advertise=advertise)
         if guard is not None:
             await guard.prove()
         yield relay

@@ -4,16 +4,22 @@ import asyncio
 import os
 import random
 import secrets
+import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import msgspec
+
 from rolloutbus.bus.actor.effects import Connect, Publish, Send, Stop
 from rolloutbus.bus.actor.loop import Actor, BootClock, one_by_one
-from rolloutbus.bus.actor.process import warn
+from rolloutbus.bus.actor.process import tell_progress, warn
 from rolloutbus.bus.actor.tracing import tracer_of
-from rolloutbus.bus.membership.deliveries import Heed
+from rolloutbus.bus.membership.deliveries import Heed, LetIn
+from rolloutbus.bus.security.principals import Principals
 from rolloutbus.bus.security.zmq_curve import dialer_of
 from rolloutbus.bus.security.zmq_guard import Doorway, guard_of
+from rolloutbus.bus.transport.endpoints import advertised
+from rolloutbus.bus.transport.interfaces import facing
 from rolloutbus.bus.transport.ports import LAST_WORDS_MS, Patience
 from rolloutbus.bus.transport.zmq_ports import DealerPort
 from rolloutbus.bus.transport.zmq_topics import PubPort
@@ -21,7 +27,13 @@ from rolloutbus.bus.wire.entry import Entry
 from rolloutbus.bus.wire.errors import RemoteProtocolError
 from rolloutbus.engine_worker.settings import WorkerSettings
 from rolloutbus.engine_worker.worker.core import WorkerCore
-from rolloutbus.engine_worker.worker.effects import KillHost, StartHost, ToHost, WorkerEffect
+from rolloutbus.engine_worker.worker.effects import (
+    KillHost,
+    StartHost,
+    TellProgress,
+    ToHost,
+    WorkerEffect,
+)
 from rolloutbus.engine_worker.worker.host_process import HostExit, HostProcess
 from rolloutbus.engine_worker.worker.traces import WorkerTraces
 
@@ -34,26 +46,33 @@ class WorkerActor:
     def __init__(
         self, settings: WorkerSettings, on_joined: Callable[[str], None] | None = None
     ) -> None:
+        if not settings.stream:
+            settings = msgspec.structs.replace(settings, stream=facing(settings.router))
         self._settings = settings
         self._on_joined = on_joined
         """Called once, with the stream endpoint, when the router has given the first lease."""
         self._clock = BootClock()
         self._dialer = dialer_of(settings.security)
-        self._guard = guard_of(settings.security)
+        self._guard = guard_of(settings.security, is_member=True)
         doorway = None if self._guard is None else Doorway(self._guard, "stream")
         is_unsafe = settings.security is not None and settings.security.unsafe_no_auth
         self._publisher = PubPort(settings.stream, doorway, is_unsafe=is_unsafe)
+        self._stream = advertised(self._publisher.endpoint, settings.advertise)
         self._router: DealerPort | None = None
         self._patience = Patience(settings.router, "a worker")
         self._host: HostProcess | None = None
         self._hosts: asyncio.TaskGroup | None = None
+        self._is_draining = False
         self._is_closing = False
+        self._allow_list: Entry | None = None
+        """What the router has handed over, for each engine host."""
         self.core = WorkerCore(
             settings,
             secrets.token_hex(16),
-            self._publisher.endpoint,
+            self._stream,
             os.getpid(),
             random.SystemRandom(),
+            clock_ms=lambda: time.time_ns() // 1_000_000,
         )
         tracer = tracer_of("worker", settings.name)
         self._traces = (
@@ -99,6 +118,16 @@ class WorkerActor:
         """Leave now; clients resume elsewhere what runs here."""
         self._actor.feed(self.core.stop)
 
+    def drain(self) -> None:
+        """Leave when what runs has ended, or `drain_s` is over; called again, leave now."""
+        if self._settings.drain_s and self.core.n_running and not self._is_draining:
+            warn(
+                f"told to leave: {self.core.n_running} requests run and get "
+                f"{self._settings.drain_s:g} s to end; another SIGTERM ends this at once"
+            )
+        self._is_draining = True
+        self._actor.feed(self.core.drain)
+
     def _apply(self, effect: WorkerEffect) -> None:
         match effect:
             case Send(_, entry):
@@ -119,17 +148,30 @@ class WorkerActor:
             case KillHost():
                 if self._host is not None:
                     self._host.kill()
+            case TellProgress(doing):
+                tell_progress(doing)
             case Stop(reason):
                 self._actor.stop(reason)
+            case LetIn(principals, body):
+                self._let_in(principals, Entry("allow_list", body=body))
             case Heed(intent, former_fleet):
                 if former_fleet:
                     warn(f"this is fleet {intent.fleet}; before it was fleet {former_fleet}")
+
+    def _let_in(self, principals: Principals, entry: Entry) -> None:
+        self._allow_list = entry
+        if self._guard is not None:
+            self._guard.hand_over(principals)
+        if self._host is not None:
+            self._host.send(entry)
 
     def _connect(self) -> None:
         if self._router is not None:
             if self.core.member.state != "leased":
                 self._warn_of_waiting()
             self._router.close()
+        if self._on_joined is not None:
+            tell_progress(f"joining the router at {self._settings.router.partition('#')[0]}")
         self._router = DealerPort(
             self._settings.router, self._from_router, self._link_down, dialer=self._dialer
         )
@@ -149,7 +191,7 @@ class WorkerActor:
         if self.core.member.state == "leased":
             self._patience.joined()
         if self._on_joined is not None and self.core.member.state == "leased":
-            self._on_joined(self._publisher.endpoint)
+            self._on_joined(self._stream)
             self._on_joined = None
 
     def _link_down(self) -> None:
@@ -173,6 +215,8 @@ class WorkerActor:
 
     async def _run_host(self) -> None:
         self._host = host = await HostProcess.start(self._settings, self._from_host)
+        if self._allow_list is not None:
+            host.send(self._allow_list)
         try:
             if self._is_closing:  # `_close` came too early to stop it
                 return

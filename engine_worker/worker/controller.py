@@ -196,6 +196,14 @@ class ControlLanes:
         """Whether a command is in the host now that may take minutes."""
         return any("slow" in COMMANDS[kind].traits for kind in self._running)
 
+    @property
+    def has_work(self) -> bool:
+        """Whether a command is in the host now whose ending somebody needs.
+
+        Weights on their way serve nobody once the worker is to leave.
+        """
+        return bool(self._running.keys() - {"prepare_update"})
+
     def submit(self, entry: Entry) -> list[ToHost] | Problem:
         """Pass a command on, now or when its turn comes."""
         if entry.kind not in self._running:
@@ -267,6 +275,11 @@ class Controller:
     def in_phase(self) -> bool:
         """Whether the engine moves weights or memory, which may take minutes."""
         return self._lanes.in_phase
+
+    @property
+    def has_work(self) -> bool:
+        """Whether the engine carries out a command that a worker ends before it leaves."""
+        return self._lanes.has_work
 
     def takes_requests(self, *, is_pinned: bool) -> Problem | None:
         """Why a `generate` cannot be started now; None if it can.

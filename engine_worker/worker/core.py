@@ -4,12 +4,13 @@ Pure: each method takes `now` and returns effects for the shell to apply. Member
 are decided by `MemberCore`, tokens by `Generation`, control commands by `Controller`.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from rolloutbus.bus.backoff import Chance
 from rolloutbus.bus.membership.core import MemberCore, MemberIdentity, Vitals
 from rolloutbus.bus.membership.deliveries import Execute, MemberEffect, StopSilently, StopWork
 from rolloutbus.bus.membership.outbox import Outbox
+from rolloutbus.bus.transport.endpoints import is_out_of_reach, store_out_of_reach
 from rolloutbus.bus.wire.codec import unpack, unpack_result
 from rolloutbus.bus.wire.commands import ENDINGS, done_by
 from rolloutbus.bus.wire.entry import AttemptKey, Entry
@@ -17,12 +18,25 @@ from rolloutbus.bus.wire.errors import RemoteProtocolError
 from rolloutbus.bus.wire.messages.control import ServerFacts, Shutdown
 from rolloutbus.bus.wire.messages.endings import Done, Problem
 from rolloutbus.bus.wire.messages.generation import Abort, Deltas, Generated, Repair
-from rolloutbus.bus.wire.messages.host import EngineFailure, EngineHeartbeat, EngineReady, Extras
+from rolloutbus.bus.wire.messages.host import (
+    EngineFailure,
+    EngineHeartbeat,
+    EngineReady,
+    EngineStarting,
+    Extras,
+)
 from rolloutbus.bus.wire.messages.membership import Prefixes, WorkerFacts
+from rolloutbus.bus.wire.messages.weights import PrepareUpdate
 from rolloutbus.engine_worker.prefixes import PrefixNews
 from rolloutbus.engine_worker.settings import WorkerSettings
 from rolloutbus.engine_worker.worker.controller import Controller, Ending, Outcomes, key_of, refused
-from rolloutbus.engine_worker.worker.effects import KillHost, StartHost, ToHost, WorkerEffect
+from rolloutbus.engine_worker.worker.effects import (
+    KillHost,
+    StartHost,
+    TellProgress,
+    ToHost,
+    WorkerEffect,
+)
 from rolloutbus.engine_worker.worker.generation import (
     FinishedRequest,
     Generation,
@@ -63,7 +77,7 @@ def worker_facts(
 
 
 def server_facts(
-    engine: EngineReady, heartbeat: EngineHeartbeat, controller: Controller
+    engine: EngineReady, heartbeat: EngineHeartbeat, controller: Controller, clock_ms: int
 ) -> ServerFacts:
     """Result of `server_info`; counters as of the engine host's last heartbeat."""
     return ServerFacts(
@@ -82,6 +96,7 @@ def server_facts(
         features=engine.features,
         adapters=controller.adapters,
         asleep=controller.state.asleep,
+        clock_ms=clock_ms,
     )
 
 
@@ -102,7 +117,7 @@ def repair_ending(entry: Entry, body: Repair, generation: Generation, outbox: Ou
 
 
 FAREWELL_S = 2.0
-"""After a `shutdown` has ended, results wait this long for their clients' acknowledgements."""
+"""Once all has ended, results wait this long for their clients' acknowledgements."""
 
 _COUNTERS_OF_ENDINGS = {kind: f"{kind}_requests" for kind in sorted(ENDINGS)}
 _DEADLINE = Problem("deadline", "The deadline passed while the request ran.", "unknown")
@@ -112,9 +127,18 @@ class WorkerCore:
     """One worker."""
 
     def __init__(
-        self, settings: WorkerSettings, boot: str, stream: str, pid: int, chance: Chance
+        self,
+        settings: WorkerSettings,
+        boot: str,
+        stream: str,
+        pid: int,
+        chance: Chance,
+        *,
+        clock_ms: Callable[[], int] = lambda: 0,
     ) -> None:
+        """`clock_ms`: milliseconds since 1970, which are only told; 0: not known."""
         self._settings = settings
+        self._clock_ms = clock_ms
         self._stream = stream
         self._pid = pid
         self._streams = StreamBatcher(settings.name, settings.streams)
@@ -133,6 +157,7 @@ class WorkerCore:
         self._engine: EngineReady | None = None
         self._facts: WorkerFacts | None = None  # of the engine that was ready last
         self._shutdown: AttemptKey | None = None
+        self._drain_until: float | None = None
         self._leave_at: float | None = None
         self._shown: tuple[str, int] = ("", 0)
         self._counters = dict.fromkeys(
@@ -153,6 +178,11 @@ class WorkerCore:
     def version(self) -> int:
         """Of the weights that are active."""
         return self._controller.version
+
+    @property
+    def n_running(self) -> int:
+        """Requests that have begun and not ended."""
+        return len(self._generation)
 
     def start(self, now: float) -> list[WorkerEffect]:
         """Begin: the bus is joined once the engine is ready."""
@@ -192,6 +222,8 @@ class WorkerCore:
                 case EngineHeartbeat() as heartbeat:
                     self._watch.reported(heartbeat, now)
                     self._controller.reported(heartbeat)
+                case EngineStarting(doing):
+                    effects.append(TellProgress(doing))
                 case EngineReady() as ready:
                     effects += self._engine_ready(ready, now)
                 case Prefixes() as news:
@@ -228,6 +260,17 @@ class WorkerCore:
         if self._member.state == "left":
             return []
         return self._carry_out(self._member.leave("shutdown"), now)
+
+    def drain(self, now: float) -> list[WorkerEffect]:
+        """Take no more and leave when what runs has ended, or when `drain_s` is over.
+
+        The second time it leaves now.
+        """
+        if self._drain_until is not None or not self._settings.drain_s:
+            return self.stop(now)
+        self._controller.state.is_draining = True
+        self._drain_until = now + self._settings.drain_s
+        return self._settle(now)
 
     def flush(self, now: float) -> list[WorkerEffect]:
         """End a loop tick in which something was received."""
@@ -298,7 +341,8 @@ class WorkerCore:
             return self._end_generate(refused(entry, started), now)
         if entry.kind == "server_info":
             assert self._engine is not None, "a lease needs an engine, and a command a lease"
-            facts = server_facts(self._engine, self._watch.heartbeat, self._controller)
+            heartbeat = self._watch.heartbeat
+            facts = server_facts(self._engine, heartbeat, self._controller, self._clock_ms())
             return self._end(Ending("finished", key_of(entry), facts), now)
         try:
             body = unpack(entry)
@@ -315,6 +359,9 @@ class WorkerCore:
                 return self._end(repair_ending(entry, body, self._generation, self._outbox), now)
             case Shutdown():
                 return self._begin_shutdown(entry, body, now)
+            case PrepareUpdate(bulk=bulk) if is_out_of_reach(bulk, self._settings.router):
+                problem = Problem("no_store", store_out_of_reach(bulk), "not_started")
+                return self._end(refused(entry, problem), now)
             case _:
                 return self._apply(self._controller.submit(entry, body), now)
 
@@ -372,23 +419,35 @@ class WorkerCore:
 
     def _begin_shutdown(self, entry: Entry, body: Shutdown, now: float) -> list[WorkerEffect]:
         self._controller.state.is_draining = True
-        effects = [] if body.drain else self._cancel(list(self._generation.all()), now)
         self._shutdown = key_of(entry)
-        return effects + self._settle(now)
+        if body.drain:
+            return self._settle(now)
+        effects = self._cancel(list(self._generation.all()), now)
+        return [*effects, *self._say_farewell(now), *self._settle(now)]
 
     def _settle(self, now: float) -> list[WorkerEffect]:
         """Do what waited: join once there is an engine, commit, shut down, leave after that."""
         effects = self._apply(self._controller.unpark(), now)
         if self._facts and self._controller.may_join and self._member.state == "away":
             effects += self._carry_out(self._member.online(self._facts, now), now)
-        if self._shutdown is not None and not len(self._generation):
-            key, self._shutdown = self._shutdown, None
-            effects += self._end(Ending("finished", key, Done()), now)
-            self._leave_at = now + FAREWELL_S
+        has_work = len(self._generation) > 0 or self._controller.has_work
+        is_drained = self._drain_until is not None and self._leave_at is None
+        if (self._shutdown is not None or is_drained) and not has_work:
+            effects += self._say_farewell(now)
+        if self._drain_until is not None and now >= self._drain_until and has_work:
+            effects += self.stop(now)
         if self._leave_at is not None and (not len(self._outbox) or now >= self._leave_at):
             self._leave_at = None
             effects += self.stop(now)
         return effects
+
+    def _say_farewell(self, now: float) -> list[WorkerEffect]:
+        """All has ended: end the `shutdown` that asked for it, and leave soon."""
+        self._leave_at = now + FAREWELL_S
+        if self._shutdown is None:
+            return []
+        key, self._shutdown = self._shutdown, None
+        return self._end(Ending("finished", key, Done()), now)
 
     def _vitals(self) -> Vitals:
         slots = self._engine.slots if self._engine else 0

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from rolloutbus.bus.actor.effects import Connect, Publish, Send, Stop
-from rolloutbus.bus.membership.deliveries import Heed
+from rolloutbus.bus.membership.deliveries import Heed, LetIn
 from rolloutbus.bus.wire.entry import Entry
 
 
@@ -26,4 +26,13 @@ class KillHost:
     reason: str
 
 
-WorkerEffect = Send | Publish | Connect | Stop | ToHost | StartHost | KillHost | Heed
+@dataclass(frozen=True, slots=True)
+class TellProgress:
+    """Tell people what this worker does until it is ready."""
+
+    doing: str
+
+
+WorkerEffect = (
+    Send | Publish | Connect | Stop | ToHost | StartHost | KillHost | Heed | LetIn | TellProgress
+)

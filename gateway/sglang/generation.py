@@ -141,16 +141,10 @@ class GenerationApi:
         return reply
 
     async def _can_tell_cached(self) -> bool:
-        """Whether every engine can; asked until all have answered. False: who asks may not know."""
+        """Whether every engine can; asked until all have answered."""
         if self._tells_cached is not None:
             return self._tells_cached
-        try:
-            result = await self._client.server_info(deadline_s=FACTS_DEADLINE_S, check=False)
-        except Refused as error:
-            if error.code != "forbidden":
-                raise
-            self._tells_cached = False
-            return False
+        result = await self._client.server_info(deadline_s=FACTS_DEADLINE_S, check=False)
         facts = [each for each in result.by_worker.values() if isinstance(each, ServerFacts)]
         can = bool(facts) and all("cached_tokens" in each.features for each in facts)
         if facts and not result.silent and not result.errors:

@@ -1,19 +1,21 @@
 """The body and the reply of `/inference/v1/generate`, with vLLM's sampling parameters."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Annotated, Any
 
 import msgspec
 import numpy as np
 
 from rolloutbus.bus.wire.errors import Refused
-from rolloutbus.bus.wire.messages.endings import Problem, bad_request
+from rolloutbus.bus.wire.messages.endings import Problem
 from rolloutbus.bus.wire.messages.generation import SamplingParams, Want
 from rolloutbus.gateway.adapters import LoadBody, UnloadBody
 from rolloutbus.gateway.exchange import Json, converted
 from rolloutbus.gateway.samples import options_in
 from rolloutbus.trainer_adapter.client.asks import GenerateOptions
 from rolloutbus.trainer_adapter.client.core.results import Rollout
+from rolloutbus.trainer_adapter.openai import bodies
+from rolloutbus.trainer_adapter.openai.bodies import CompletionBody
 
 MAX_SAMPLES = 128
 """Of one prompt."""
@@ -73,14 +75,8 @@ class VllmUnloadBody(UnloadBody, frozen=True, kw_only=True):
     """vLLM's own number of it, which changes nothing."""
 
 
-BUS_NAMES: Mapping[str, str] = {
-    "max_tokens": "max_new_tokens",
-    "min_tokens": "min_new_tokens",
-    "seed": "sampling_seed",
-}
-"""Parameter -> field of `SamplingParams`, where they differ."""
 OWN_MEANING = frozenset({"n", "logprobs", "prompt_logprobs", "allowed_token_ids"})
-"""Parameters that are no fields of `SamplingParams`."""
+"""Parameters that say nothing of how tokens are drawn."""
 ABOUT_TEXT = frozenset(
     {"skip_special_tokens", "spaces_between_special_tokens", "include_stop_str_in_output"}
     | {"detokenize", "output_kind"}
@@ -118,20 +114,18 @@ def vllm_sampling(given: Json) -> VllmSampling:
 
 
 def sampling_of(vllm: VllmSampling, default_max_tokens: int) -> SamplingParams:
-    """The parameters that say how tokens are drawn, in the bus's terms."""
-    fields: Json = {"max_new_tokens": default_max_tokens}
-    for name, value in msgspec.structs.asdict(vllm).items():
-        if value is not None and name not in OWN_MEANING:
-            fields[BUS_NAMES.get(name, name)] = value
-    if isinstance(vllm.stop, str):
-        fields["stop"] = [vllm.stop]
-    bias = fields.pop("logit_bias", {})
-    for token in bias:
-        if not (token.isascii() and token.isdigit()):
-            message = f"{token[:32]!r} is no token id"
-            raise Refused(bad_request("sampling_params.logit_bias", message))
-    fields["logit_bias"] = {int(token): value for token, value in bias.items()}
-    return SamplingParams(**fields)
+    """The parameters that say how tokens are drawn: a completion's, which has vLLM's names.
+
+    Raises:
+        Refused: a value is out of range; `.field` names it.
+    """
+    given = msgspec.structs.asdict(vllm)
+    drawn = {name: value for name, value in given.items() if name not in OWN_MEANING}
+    try:
+        return bodies.sampling_of(CompletionBody(prompt=(), **drawn), default_max_tokens)
+    except Refused as error:
+        field = f"sampling_params.{error.field}"
+        raise Refused(msgspec.structs.replace(error.problem, field=field)) from error
 
 
 def options_of(body: VllmBody, vllm: VllmSampling, *, with_experts: bool) -> GenerateOptions:

@@ -19,7 +19,7 @@ from typing import Any, Self, TypeVar
 import ray
 from ray.exceptions import ActorUnavailableError, RayActorError, RayError
 
-from rolloutbus.bus.actor.child import OnNotice, OnReady
+from rolloutbus.bus.actor.child import OnNotice, OnProgress, OnReady
 from rolloutbus.bus.actor.process import COMPLAINT, ActorExit
 from rolloutbus.bus.wire.errors import ProcessFailed
 from rolloutbus.launcher.on_ray.host import GpuHolder, Order, Place, ProcessHost, Report
@@ -64,18 +64,27 @@ class RayProgram:
     grace_s: float = 5.0
     may_leave: bool = False
 
-    async def start(self, on_ready: OnReady, on_notice: OnNotice) -> "RayChild":
+    async def start(
+        self, on_ready: OnReady, on_notice: OnNotice, on_progress: OnProgress
+    ) -> "RayChild":
         """Ask Ray for the actors; does not wait until they have a place."""
-        return RayChild(self, on_ready, on_notice).begin()
+        return RayChild(self, on_ready, on_notice, on_progress).begin()
 
 
 class RayChild:
     """One incarnation of a program."""
 
-    def __init__(self, program: RayProgram, on_ready: OnReady, on_notice: OnNotice) -> None:
+    def __init__(
+        self,
+        program: RayProgram,
+        on_ready: OnReady,
+        on_notice: OnNotice,
+        on_progress: OnProgress,
+    ) -> None:
         self._program = program
         self._on_ready = on_ready
         self._on_notice = on_notice
+        self._on_progress = on_progress
         first, *others = program.choices
         self._host: Any = ray.remote(ProcessHost).options(max_restarts=0, **first).remote()
         self._holders: list[Any] = [
@@ -172,7 +181,9 @@ class RayChild:
         return None
 
     async def _lived(self) -> int | None:
+        self._on_progress("waiting for a place on Ray")
         places = await self._placed()
+        self._on_progress("starting")
         self.node = places[0].node
         if strays := {place.node for place in places[1:]} - {self.node}:
             self._on_notice(
@@ -216,10 +227,13 @@ class RayChild:
             )
             self._write(report.log)
             for happening in report.happenings:
-                if happening.kind == "ready":
-                    self._on_ready(dict(happening.endpoints))
-                else:
-                    self._on_notice(happening.sentence)
+                match happening.kind:
+                    case "ready":
+                        self._on_ready(dict(happening.endpoints))
+                    case "told":
+                        self._on_notice(happening.sentence)
+                    case "progress":
+                        self._on_progress(happening.sentence)
             n_heard += len(report.happenings)
             log_read += len(report.log)
             if report.status is not None:

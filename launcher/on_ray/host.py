@@ -70,7 +70,7 @@ class Place:
 class Happening:
     """Something that the process said."""
 
-    kind: Literal["ready", "told"]
+    kind: Literal["ready", "told", "progress"]
     endpoints: Mapping[str, str]
     sentence: str
 
@@ -135,7 +135,7 @@ class ProcessHost:
     async def _start(self, order: Order, gpus: Sequence[str]) -> int:
         try:
             spec = order if isinstance(order, ProcessSpec) else await self._prepared(order, gpus)
-            self._child = await spec.start(self._became_ready, self._told)
+            self._child = await spec.start(self._became_ready, self._told, self._progressed)
         except (SettingsError, OSError) as error:
             self._told(f"{COMPLAINT}{error}")
             self._end(ActorExit.SETTINGS)
@@ -210,6 +210,9 @@ class ProcessHost:
 
     def _told(self, sentence: str) -> None:
         self._happened(Happening("told", {}, sentence))
+
+    def _progressed(self, doing: str) -> None:
+        self._happened(Happening("progress", {}, doing))
 
     def _happened(self, happening: Happening) -> None:
         self._happenings.append(happening)

@@ -32,7 +32,7 @@ class Demand(msgspec.Struct, frozen=True):
 def seats_in(
     bundles: Mapping[int, Resources], nodes: Mapping[int, str], demand: Demand, n_workers: int
 ) -> list[list[int]]:
-    """Bundles of each worker: as many workers to a bundle as it has room for.
+    """Bundles of each worker that has room: as many workers to a bundle as it can hold.
 
     Where no bundle has all GPUs of a worker, it gets one each of several bundles on one node; so
     it does where it gets shares, since Ray would take two halves for one GPU.
@@ -41,7 +41,7 @@ def seats_in(
         bundles: index -> resources, those that may be used.
         nodes: index -> node.
         demand: of a worker.
-        n_workers: how many.
+        n_workers: how many there must be room for, at least.
 
     Raises:
         SettingsError: they have no room for so many.
@@ -56,7 +56,7 @@ def seats_in(
             f"placement_group: its bundles have room for {len(seats)} of {n_workers} workers; "
             f"each worker asks for {shown(demand.whole)}, all on one node"
         )
-    return seats[:n_workers]
+    return seats
 
 
 def shown(resources: Resources) -> str:

@@ -30,6 +30,7 @@ from rolloutbus.launcher.on_ray.launcher import RayLauncher
 from rolloutbus.launcher.on_ray.placement import Demand, seats_in, shown
 from rolloutbus.launcher.plan import READY_TIMEOUT_S, WORKER_GRACE_S, FleetPlan
 from rolloutbus.launcher.run_dir import RunDirectory
+from rolloutbus.launcher.scaling import WorkerPlace
 from rolloutbus.launcher.settings import FleetSettings, packages_of
 
 ACTOR_START_S = 60.0
@@ -57,6 +58,7 @@ async def planned(
     """
     is_ours = await asyncio.to_thread(_joined, launcher)
     group: PlacementGroup | None = None
+    reservation: Reservation | None = None
     living: set[RayChild] = set()
     try:
         demand = demand_of(launcher, settings)
@@ -65,28 +67,63 @@ async def planned(
         used = group or launcher.placement_group
         await _reserved(used, settings.start_timeout_s, tell)
         seats = _seats(launcher, used, demand, settings.workers)
-        yield RayPlan(settings, run_dir, Reservation(used, demand, seats), living)
+        reservation = Reservation(launcher, used, demand, seats)
+        yield RayPlan(settings, run_dir, reservation, living)
     finally:
         for child in living:
             child.abandon()
+        if reservation is not None:
+            reservation.close()
         if group is not None:
             ray.util.remove_placement_group(group)
         if is_ours:
             ray.shutdown()
 
 
-class Reservation(msgspec.Struct, frozen=True):
-    """What Ray keeps for the workers."""
+class Reservation:
+    """What Ray keeps for the workers: a seat, which is one or more bundles, for each number."""
 
-    group: Any
-    demand: Demand
-    """Of each."""
-    seats: Sequence[Sequence[int]]
-    """Bundles of each."""
+    def __init__(
+        self,
+        launcher: RayLauncher,
+        group: PlacementGroup,
+        demand: Demand,
+        seats: Sequence[Sequence[int]],
+    ) -> None:
+        """Know what is reserved.
 
-    def choices(self, index: int) -> list[Choice]:
+        Args:
+            launcher: how.
+            group: its own, or the one that was made.
+            demand: of each worker.
+            seats: bundles of that group, of each worker that it has room for.
+        """
+        self.demand = demand
+        self._launcher = launcher
+        self._group = group
+        self._seats = seats
+        self._added: dict[int, PlacementGroup] = {}
+        """Of workers that were added: groups do not grow, so each has one of its own."""
+
+    def require(self, numbers: Sequence[int]) -> None:
+        """SettingsError unless workers of these numbers can be given a place."""
+        n_needed = max(numbers, default=-1) + 1
+        if n_needed <= len(self._seats):
+            return
+        if self._launcher.placement_group is not None:
+            raise SettingsError(
+                f"placement_group: its bundles have room for {len(self._seats)} workers, not for "
+                f"w{n_needed - 1}"
+            )
+        if self._launcher.strategy.startswith("STRICT_"):
+            raise SettingsError(
+                f"strategy: {self._launcher.strategy} holds among the {len(self._seats)} workers "
+                "that the fleet began with: Ray cannot put another one beside them"
+            )
+
+    def choices(self, number: int) -> list[Choice]:
         """Options of the actors of a worker: the first one runs it, the others hold GPUs."""
-        first, *others = self.seats[index]
+        group, (first, *others) = self._seat(number)
         share = self.demand.gpu_share
         n_first = self.demand.n_gpus - len(others)
         resources = dict(self.demand.others)
@@ -94,18 +131,34 @@ class Reservation(msgspec.Struct, frozen=True):
             "num_cpus": resources.pop("CPU", 0.0),
             "num_gpus": n_first * share,
             "resources": resources,
-            "scheduling_strategy": self._in_bundle(first),
+            "scheduling_strategy": _in_bundle(group, first),
         }
         more = [
-            {"num_cpus": 0, "num_gpus": share, "scheduling_strategy": self._in_bundle(each)}
+            {"num_cpus": 0, "num_gpus": share, "scheduling_strategy": _in_bundle(group, each)}
             for each in others
         ]
         return [at_first, *more]
 
-    def _in_bundle(self, index: int) -> PlacementGroupSchedulingStrategy:
-        return PlacementGroupSchedulingStrategy(
-            self.group, index, placement_group_capture_child_tasks=False
-        )
+    def give_back(self, number: int) -> None:
+        """The worker is gone: what was reserved for it alone is free for others."""
+        if group := self._added.pop(number, None):
+            ray.util.remove_placement_group(group)
+
+    def close(self) -> None:
+        """Give back all that was reserved for workers that were added."""
+        for number in list(self._added):
+            self.give_back(number)
+
+    def _seat(self, number: int) -> tuple[PlacementGroup, Sequence[int]]:
+        if number < len(self._seats):
+            return self._group, self._seats[number]
+        if number not in self._added:
+            self._added[number] = _new_group(self._launcher, self.demand, 1)
+        return self._added[number], [0]
+
+
+def _in_bundle(group: PlacementGroup, index: int) -> PlacementGroupSchedulingStrategy:
+    return PlacementGroupSchedulingStrategy(group, index, placement_group_capture_child_tasks=False)
 
 
 class RayPlan:
@@ -139,7 +192,26 @@ class RayPlan:
         self._living = living
         self._node = ray.get_runtime_context().get_node_id()
         self.key_file = self._local.key_file
-        self.worker_names = self._local.worker_names
+        self.places = self._local.places
+
+    def take_places(
+        self, n: int, *, gpus: Sequence[int] = (), env: Mapping[str, str] | None = None
+    ) -> list[WorkerPlace]:
+        """As `FleetPlan.take_places`; Ray is asked for room when the workers start.
+
+        Raises:
+            SettingsError: there can be no room, a variable is none, or GPUs are named.
+        """
+        if gpus:
+            raise SettingsError("gpus: Ray chooses the GPUs of each worker: leave gpus out")
+        self._reservation.require(self._local.free_numbers(n))
+        return self._local.take_places(n, env=env)
+
+    def give_back(self, name: str) -> None:
+        """The worker is gone: its number is free, and its room if it was added later."""
+        if place := self.places.get(name):
+            self._reservation.give_back(place.number)
+        self._local.give_back(name)
 
     def router(self, endpoints: dict[str, str] | None = None) -> RayProgram:
         """As `FleetPlan.router`."""
@@ -149,35 +221,43 @@ class RayPlan:
         """As `FleetPlan.store`."""
         return self._here(self._local.store(backend, endpoints))
 
+    def recorder(self, router: str) -> RayProgram:
+        """As `FleetPlan.recorder`."""
+        return self._here(self._local.recorder(router))
+
     def gateway(self, router: str, endpoints: dict[str, str] | None = None) -> RayProgram:
         """As `FleetPlan.gateway`."""
         return self._here(self._local.gateway(router, endpoints))
 
     def worker(self, name: str, backend: str) -> RayProgram:
         """One worker, in its bundles of the placement group."""
+        place = self.places[name]
         return RayProgram(
             name,
-            partial(self._order, name, backend),
+            partial(self._order, place, backend),
             self._logs / f"{name}.log",
-            self._reservation.choices(self.worker_names.index(name)),
+            self._reservation.choices(place.number),
             shown(self._reservation.demand.whole),
             self._living,
             grace_s=WORKER_GRACE_S,
             may_leave=True,
         )
 
-    def _order(self, name: str, backend: str) -> WorkerOrder:
+    def _order(self, place: WorkerPlace, backend: str) -> WorkerOrder:
         """What a worker that starts now needs: keys may have changed since the fleet began."""
         return WorkerOrder(
-            settings=self._local.worker_settings(name, backend),
+            settings=self._local.worker_settings(place.name, backend),
             interpreter=os.fspath(self._settings.python),
             packages=packages_of(self._settings),
             variables={
-                variable: value
-                for variable, value in os.environ.items()
-                if variable in CHOICES or variable.startswith(TRACING)
+                **{
+                    variable: value
+                    for variable, value in os.environ.items()
+                    if variable in CHOICES or variable.startswith(TRACING)
+                },
+                **place.env,
             },
-            keys=self._local.key_files(name),
+            keys=self._local.key_files(place.name),
         )
 
     def _here(self, spec: ProcessSpec) -> RayProgram:
@@ -195,6 +275,7 @@ class RayPlan:
             self._living,
             ready_timeout_s=spec.ready_timeout_s + ACTOR_START_S,
             grace_s=spec.grace_s,
+            may_leave=spec.may_leave,
         )
 
 

@@ -26,6 +26,7 @@ def trace_of(timeline: Timeline) -> bytes:
     events: list[Event] = [_named("process_name", "fleet", FLEET_PID)]
     events += _spans(timeline.updates, FLEET_PID, 1, "updates")
     events += _spans(timeline.unrecorded, FLEET_PID, 2, "recording")
+    events += _spans(timeline.moves, FLEET_PID, 3, "session moves")
     events += _counter("waiting at the router", timeline.waiting, FLEET_PID, timeline.bin_s)
     for pid, lane in enumerate(timeline.lanes, FLEET_PID + 1):
         events += _lane(lane, pid, timeline.bin_s)

@@ -31,6 +31,8 @@ SpanKind = Literal[
     "commit",
     "stall",
     "publish",
+    # of a session
+    "moved",
     # of the recording
     "unrecorded",
 ]
@@ -116,6 +118,8 @@ class Timeline(msgspec.Struct, frozen=True):
     """While no recorder ran."""
     notes: list[str]
     """What a reader must know: what was measured how, and what is not in the recording."""
+    moves: list[LaneSpan]
+    """Kind `moved`, of no length: a session got another worker; `note` says which, and why."""
 
 
 FINE_S = 0.05
@@ -228,6 +232,7 @@ def clipped(timeline: Timeline, start_s: float, end_s: float) -> Timeline:
         timeline.waiting[bins],
         _cut(timeline.unrecorded, start_s, end_s),
         [*timeline.notes, f"Seconds {start_s:.2f} to {end_s:.2f} of {timeline.duration_s:.2f}."],
+        _cut(timeline.moves, start_s, end_s),
     )
 
 

@@ -39,6 +39,7 @@ FILLS = {
     "pull": colours.PULL,
     "commit": colours.COMMIT,
     "stall": colours.STALL,
+    "moved": colours.STALL,
 }
 
 

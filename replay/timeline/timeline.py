@@ -9,6 +9,7 @@ from rolloutbus.bus.wire.codec import unpack_as
 from rolloutbus.bus.wire.commands import ENDINGS
 from rolloutbus.bus.wire.entry import NO_ATTEMPT, Entry
 from rolloutbus.bus.wire.errors import RemoteProtocolError
+from rolloutbus.bus.wire.messages.generation import SessionMoved
 from rolloutbus.bus.wire.messages.membership import Goodbye, Members, Welcome
 from rolloutbus.bus.wire.messages.weights import PublishVersion
 from rolloutbus.replay.journal.records import End, Head, LostRecord, Record, Stream, Tap, ToldRecord
@@ -90,6 +91,7 @@ class TimelineReader:
         self._workers = WorkerBook()
         self._publishing: dict[str, tuple[PublishVersion, float]] = {}
         self._updates: list[LaneSpan] = []
+        self._moves: list[LaneSpan] = []
         self._unrecorded: list[LaneSpan] = []
         self._began_ns: int | None = None
         self._offset_ns = 0
@@ -165,6 +167,7 @@ class TimelineReader:
                 lost=self._lost,
                 n_malformed=self._n_malformed,
             ),
+            self._moves,
         )
 
     def _begin(self, head: Head) -> None:
@@ -239,6 +242,8 @@ class TimelineReader:
                 requests.taken_away(entry, now_s)
             case "welcome" | "members":
                 self._membership(entry)
+            case "session_moved":
+                self._moves.append(_moved(unpack_as(SessionMoved, entry), now_s))
             case kind if kind in ENDINGS:
                 body, began_s = self._publishing.pop(entry.rid, (None, 0.0))
                 if body is not None:
@@ -258,6 +263,11 @@ class TimelineReader:
         else:
             return
         self._workers.members(found, self._now_s, tells_all=not self._has_tap)
+
+
+def _moved(body: SessionMoved, at_s: float) -> LaneSpan:
+    note = f"{body.session}: {body.from_worker} -> {body.to_worker} ({body.reason})"
+    return LaneSpan("moved", at_s, at_s, note=note)
 
 
 def _publish(body: PublishVersion, start_s: float, end_s: float, outcome: str) -> LaneSpan:

@@ -9,7 +9,7 @@ from collections import OrderedDict
 from collections.abc import Callable
 
 from rolloutbus.bus.actor.ref import worker
-from rolloutbus.bus.security.principals import KINDS_OF, READS_EVERYTHING, ROLES, Principal
+from rolloutbus.bus.security.principals import KINDS_OF, READS_EVERYTHING, Principal
 from rolloutbus.bus.transport.endpoints import split_key
 from rolloutbus.bus.wire.codec import pack, unpack_as
 from rolloutbus.bus.wire.commands import COMMANDS, ENDINGS, KINDS
@@ -17,7 +17,7 @@ from rolloutbus.bus.wire.entry import Entry, Peer
 from rolloutbus.bus.wire.errors import RemoteProtocolError, SettingsError
 from rolloutbus.bus.wire.messages.endings import Problem
 from rolloutbus.bus.wire.messages.generation import CloseSession, OpenSession, Repair
-from rolloutbus.bus.wire.messages.membership import Hello
+from rolloutbus.bus.wire.messages.membership import Hello, served_by
 from rolloutbus.router.context import Context
 from rolloutbus.router.members.clients import ClientRecord
 from rolloutbus.router.members.membership import Membership
@@ -125,18 +125,9 @@ def _hello(principal: Principal, entry: Entry) -> str:
         return f"the key of {principal.name!r} is for a {principal.role}, not for a {hello.role}"
     if not principal.may_be(hello.name):
         return f"the key of {principal.name!r} may not be used as {hello.name[:64]!r}"
-    if any(_key_in(served) != principal.key for served in _served(hello)):
+    if any(_key_in(served) != principal.key for served in served_by(hello)):
         return "the endpoint that it serves must carry its own key"
     return ""
-
-
-def _served(hello: Hello) -> list[str]:
-    served: list[str] = []
-    if hello.worker is not None:
-        served += [hello.worker.stream, hello.worker.bulk]
-    if hello.store is not None:
-        served.append(hello.store.bulk)
-    return [endpoint for endpoint in served if endpoint]
 
 
 def _key_in(endpoint: str) -> str:
@@ -174,8 +165,8 @@ def _checks(role: str, *, has_own_sessions: bool) -> dict[str, Check | None]:
     return {kind: closer.get(kind) for kind in KINDS_OF[role]}
 
 
-_ANY_SESSION = {role: _checks(role, has_own_sessions=False) for role in ROLES}
-_OWN_SESSIONS = {role: _checks(role, has_own_sessions=True) for role in ROLES}
+_ANY_SESSION = {role: _checks(role, has_own_sessions=False) for role in KINDS_OF}
+_OWN_SESSIONS = {role: _checks(role, has_own_sessions=True) for role in KINDS_OF}
 
 
 class Authority:

@@ -5,7 +5,8 @@ from collections.abc import Callable, Iterator
 
 from rolloutbus.bus.security.principals import Principal
 from rolloutbus.bus.wire.entry import Peer
-from rolloutbus.bus.wire.validation import MAX_PRIORITY, RID_NUMBER
+from rolloutbus.bus.wire.limits import MAX_PRIORITY
+from rolloutbus.bus.wire.validation import RID_NUMBER
 
 NOWHERE = Peer(b"")
 """The connection of who has none."""

@@ -50,6 +50,8 @@ class MemberCommand:
     """sub-rid -> member name."""
     results: Results = field(default_factory=dict[str, WorkerOutcome])
     silent: list[str] = field(default_factory=list[str])
+    is_brought: bool = False
+    """Who is lost meanwhile is brought it on coming back, and is not named as silent."""
 
 
 @dataclass(slots=True)
@@ -133,10 +135,13 @@ class MemberCommands:
         targets: Sequence[MemberRecord],
         now: float,
         absent: Sequence[str] = (),
+        *,
+        is_brought: bool = False,
     ) -> None:
         """A client's command to members; answered with one `finished(FleetOutcome)`.
 
         `absent`: workers that should get it and are not there; they are named as silent.
+        `is_brought`: see `MemberCommand`.
         """
 
         def answer(results: Results, silent: list[str], at: float) -> None:
@@ -154,6 +159,7 @@ class MemberCommands:
         watcher = self._watchers.get(entry.kind)
         on_result = None if watcher is None else partial(watcher, entry)
         command = MemberCommand(entry.rid, entry.kind, entry.body, deadline_at, answer, on_result)
+        command.is_brought = is_brought
         self.start(command, targets, now)
 
     def start(self, command: MemberCommand, targets: Sequence[MemberRecord], now: float) -> None:
@@ -197,7 +203,7 @@ class MemberCommands:
             part = self._parts.get(rid)
             if part is not None:
                 self._context.count("silent_members")
-                self._settle(part, member, None, now)
+                self._settle(part, member, None, now, is_lost=True)
         member.commands.clear()
 
     def tick(self, now: float) -> None:
@@ -246,7 +252,13 @@ class MemberCommands:
             self._on_silent(member.name, now)
 
     def _settle(
-        self, part: _Part, member: MemberRecord | None, outcome: WorkerOutcome | None, now: float
+        self,
+        part: _Part,
+        member: MemberRecord | None,
+        outcome: WorkerOutcome | None,
+        now: float,
+        *,
+        is_lost: bool = False,
     ) -> None:
         command = part.command
         self._parts.pop(part.rid, None)
@@ -254,7 +266,8 @@ class MemberCommands:
         if member is not None:
             member.commands.discard(part.rid)
         if outcome is None:
-            command.silent.append(name)
+            if not (is_lost and command.is_brought):
+                command.silent.append(name)
         else:
             command.results[name] = outcome
             if command.on_result is not None and member is not None:

@@ -7,8 +7,10 @@ from collections.abc import Callable
 
 from rolloutbus.bus.membership.lease import lease_number
 from rolloutbus.bus.security.principals import Principal
-from rolloutbus.bus.wire.codec import PROTOCOL_VERSION, TRACED_VERSION, pack, unpack_as
+from rolloutbus.bus.transport.endpoints import is_local, split_key
+from rolloutbus.bus.wire.codec import SPOKEN, TRACED_VERSION, pack, unpack_as
 from rolloutbus.bus.wire.entry import Entry, Peer
+from rolloutbus.bus.wire.errors import SettingsError
 from rolloutbus.bus.wire.limits import MAX_ROUTER_EPOCH
 from rolloutbus.bus.wire.messages.membership import (
     ClientHeartbeat,
@@ -21,11 +23,13 @@ from rolloutbus.bus.wire.messages.membership import (
     Members,
     Rejected,
     Welcome,
+    served_by,
 )
 from rolloutbus.bus.wire.validation import check_name
 from rolloutbus.router.context import Context, lacking, note_record
 from rolloutbus.router.members.clients import ClientRecord
 from rolloutbus.router.members.intents import Intents
+from rolloutbus.router.members.key_handout import KeyHandout
 from rolloutbus.router.members.records import SERVING, MemberRecord, Reason
 
 OWN_PAUSE_GRACE_S = 2.0
@@ -51,10 +55,16 @@ class Membership:
     """Keeps the tables of members and clients true."""
 
     def __init__(
-        self, context: Context, intents: Intents, on_heartbeat: OnHeartbeat, on_lost: OnLost
+        self,
+        context: Context,
+        intents: Intents,
+        keys: KeyHandout,
+        on_heartbeat: OnHeartbeat,
+        on_lost: OnLost,
     ) -> None:
         self._context = context
         self._intents = intents
+        self._keys = keys
         self._on_heartbeat = on_heartbeat
         self._on_lost = on_lost
         self._last_tick_at: float | None = None
@@ -63,16 +73,26 @@ class Membership:
         """Name -> (epoch of its last lease that is over, when it ended), the oldest first."""
 
     def hello(
-        self, peer: Peer, hello: Hello, now: float, principal: Principal | None = None
+        self,
+        peer: Peer,
+        hello: Hello,
+        now: float,
+        principal: Principal | None = None,
+        host: str = "",
     ) -> None:
         """Somebody introduces themselves on a new connection, or again on the same.
 
-        `principal`: whose key the connection has, where there are keys.
+        Args:
+            peer: the connection.
+            hello: what they say.
+            now: seconds.
+            principal: whose key the connection has, where there are keys.
+            host: address of the other host that they are on, if it is known to be another one.
         """
-        low, high = hello.protocol
         problem = check_name(hello.name)
-        if not low <= PROTOCOL_VERSION <= high:
-            spoken = f"this router speaks protocol {PROTOCOL_VERSION}, the peer {low} to {high}"
+        if not _common_versions(hello):
+            mine, theirs = ("{} to {}".format(*each) for each in (SPOKEN, hello.protocol))
+            spoken = f"this router speaks protocol {mine}, the peer {theirs}: no version is common"
             self.dismiss(peer, "protocol", spoken)
         elif problem is not None:
             self.dismiss(peer, "bad-hello", problem.message)
@@ -82,6 +102,8 @@ class Membership:
             self.dismiss(peer, "bad-hello", "a store, and only a store, brings store facts")
         elif self._is_renamed(peer, hello):
             self.dismiss(peer, "bad-hello", "this connection belongs to another name")
+        elif unreachable := _unreachable(hello, host):
+            self.dismiss(peer, "unreachable", unreachable)
         elif problem_of_fleet := self._intents.problem_of(hello):
             self.dismiss(peer, "other-fleet", problem_of_fleet)
         else:
@@ -105,6 +127,8 @@ class Membership:
                 return
             member.fleet, member.is_foreign = "", False
         self._intents.heard(member, heartbeat)
+        if member.state == "live":  # its first heartbeat was sent before it could know
+            self._keys.heard(member, heartbeat)
         has_changed = (
             member.version != heartbeat.version
             or member.heartbeat.state != heartbeat.state
@@ -267,6 +291,9 @@ class Membership:
         if hello.store is not None:
             note_record(context, hello.store)
         self._welcome(peer, hello, [], now)
+        welcomed = joined or known
+        if welcomed is not None:
+            self._keys.tell(welcomed)
         if joined is not None:
             self._intents.joined(joined, now)
         elif known is not None:
@@ -312,8 +339,9 @@ class Membership:
         started_at = now if context.started_at is None else context.started_at
         up_ms = int((now - started_at) * 1000)
         epoch, instance = context.router_epoch, context.instance
-        takes_traces = context.is_traced and hello.protocol[1] >= TRACED_VERSION
-        protocol = TRACED_VERSION if takes_traces else PROTOCOL_VERSION
+        common = _common_versions(hello)
+        takes_traces = context.is_traced and TRACED_VERSION in common
+        protocol = TRACED_VERSION if takes_traces else common[0]
         welcome = Welcome(
             *(epoch, instance, protocol, members, self._bulk(), up_ms, context.tap),
             marks=context.wants_marks,
@@ -342,6 +370,31 @@ class Membership:
     def _bulk(self) -> str:
         store = self._context.members.store()
         return store.hello.store.bulk if store is not None and store.hello.store else ""
+
+
+def _common_versions(hello: Hello) -> range:
+    """Protocol versions that this router and a peer both speak, lowest first."""
+    (low, high), (theirs_low, theirs_high) = SPOKEN, hello.protocol
+    return range(max(low, theirs_low), min(high, theirs_high) + 1)
+
+
+def _unreachable(hello: Hello, host: str) -> str:
+    """Why nobody on other hosts could reach what a member serves; empty: nothing says so."""
+    if not host:
+        return ""
+    for endpoint in served_by(hello):
+        try:
+            address, _ = split_key(endpoint)
+            is_theirs_alone = is_local(address)
+        except SettingsError as error:
+            return str(error)[:200]
+        if is_theirs_alone:
+            return (
+                f"{hello.name} is on another host ({host}) than this router, and {address}, where "
+                "it serves, can be reached from its own host only: start it with the router's "
+                "address on the network and no --stream, --relay or --bulk, or with --advertise"
+            )
+    return ""
 
 
 def _has_given_up(hello: Hello, lease_no: int, boot: str) -> bool:

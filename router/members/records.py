@@ -34,6 +34,8 @@ class ExpectedWorkers:
             name: _Absent(policy, "it was launched and has not joined yet", float("inf"))
             for name, policy in launched.items()
         }
+        self._told_to_leave: dict[str, bool] = {}
+        """Workers that are here and were told to leave -> whether they are to come back."""
 
     @property
     def are_told(self) -> bool:
@@ -43,11 +45,26 @@ class ExpectedWorkers:
     def joined(self, name: str) -> None:
         """It is on the bus."""
         self._absent.pop(name, None)
+        self._told_to_leave.pop(name, None)
+
+    def told_to_leave(self, name: str, *, comes_back: bool) -> None:
+        """Somebody told it so; it leaves, or dies before it could."""
+        self._told_to_leave[name] = comes_back
+
+    def forget(self, name: str) -> bool:
+        """It does not come back; False: nobody expected it."""
+        self._launched.pop(name, None)
+        return self._absent.pop(name, None) is not None
 
     def lost(self, name: str, policy: str, reason: str, now: float) -> None:
         """It is not on the bus any more."""
+        comes_back = self._told_to_leave.pop(name, None)
         self._absent.pop(name, None)
-        if reason in LEFT:
+        if comes_back:
+            why = "it was told to leave and come back"
+            self._absent[name] = _Absent(policy, why, float("inf"))
+            return
+        if comes_back is False or reason in LEFT:
             self._launched.pop(name, None)
             return
         until = float("inf") if name in self._launched else now + self._patience_s
@@ -64,6 +81,10 @@ class ExpectedWorkers:
     def missing(self, policy: str) -> dict[str, str]:
         """Workers of the policy that are expected and not on the bus -> why not."""
         return {name: each.why for name, each in self._absent.items() if each.policy == policy}
+
+    def policies(self) -> set[str]:
+        """Whose weights the workers serve that are expected and not on the bus."""
+        return {each.policy for each in self._absent.values()}
 
     def absent(self) -> dict[str, str]:
         """Workers of whatever policy that are expected and not on the bus -> why not."""

@@ -7,8 +7,9 @@ from collections import Counter
 
 from rolloutbus.bus.backoff import Chance
 from rolloutbus.bus.wire.entry import Entry, Placement
+from rolloutbus.bus.wire.limits import MAX_PRIORITY
 from rolloutbus.bus.wire.messages.endings import Problem
-from rolloutbus.bus.wire.validation import MAX_COST, MAX_PRIORITY, check_placement, check_rid
+from rolloutbus.bus.wire.validation import MAX_COST, check_placement, check_rid
 from rolloutbus.bus.wire.versions import VersionRule, parse_versions
 from rolloutbus.router.context import Context, check_deadline, refusal
 from rolloutbus.router.members.clients import ClientRecord

@@ -46,17 +46,22 @@ TAKES_UPDATES = frozenset({"ready", "paused", "updating", "torn"})
 
 
 def prepare_bodies(
-    context: Context, update: UpdateRecord, targets: Iterable[MemberRecord]
+    context: Context, update: UpdateRecord, targets: Iterable[MemberRecord], turn: int
 ) -> dict[str, Raw]:
-    """By name; the ways are noted in the update."""
+    """By name; the ways are noted in the update.
+
+    Workers that join together catch up one by one: with each `turn` other holders are asked first.
+    """
     body = update.body
     store = store_facts(context) or StoreFacts("")
     update.bulk = store.bulk
     holders = [
         facts
         for member in context.members.workers(body.policy)
-        if member.version == body.version and (facts := member.hello.worker) is not None
+        if member.version == body.version and (facts := member.hello.worker) and facts.bulk
     ]
+    first = turn % max(1, len(holders))
+    holders = holders[first:] + holders[:first]
     share = context.delta_shares.get(body.policy, DELTA_SHARE)
     ways = plan_ways([*_as_targets(targets)], store, body, holders, share)
     update.ways.update(ways)
@@ -105,6 +110,7 @@ class Updates:
         self._context = context
         self._fleet = fleet
         self._open: dict[str, UpdateRecord] = {}
+        self._n_catch_ups = 0
         self._records = CommitRecorder(context, fleet)
 
     def start(
@@ -121,6 +127,7 @@ class Updates:
     def catch_up(self, worker: MemberRecord, version: int, timeout_s: float, now: float) -> None:
         """Bring one worker to a version that was committed before."""
         worker.is_catching_up = True
+        self._n_catch_ups += 1
         # What is torn has nothing left to keep beside the new weights.
         mode = "overwrite" if worker.heartbeat.state == "torn" else "staged"
         body = PublishVersion(worker.policy, version, mode=mode)
@@ -179,7 +186,7 @@ class Updates:
     def _tell_to_prepare(
         self, update: UpdateRecord, targets: list[MemberRecord], now: float
     ) -> None:
-        bodies = prepare_bodies(self._context, update, targets)
+        bodies = prepare_bodies(self._context, update, targets, self._n_catch_ups)
 
         def one(member: MemberRecord, outcome: WorkerOutcome, _at: float) -> None:
             prepared = result_of("prepare_update", outcome)

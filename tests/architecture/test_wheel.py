@@ -1,6 +1,7 @@
 """What is shipped is text and nothing else, has one name, and cannot run what a peer sent."""
 
 import ast
+import email
 import shutil
 import subprocess
 import sys
@@ -19,8 +20,14 @@ TEXT = {".py", ".typed", ".html", ".js", ".css"}
 PICKLES_ON_PURPOSE: frozenset[str] = frozenset()
 """Modules that make pickles of checked values for an engine that takes nothing else; none reads."""
 COMMAND_S = 120
+TAGGED = "9.8.7"
+"""The release that the copy pretends to be."""
+GIT_IDENTITY = ("-c", "user.name=t", "-c", "user.email=t@example.org")
 
-pytestmark = pytest.mark.timeout(180)
+pytestmark = [
+    pytest.mark.integration,
+    pytest.mark.timeout(180),
+]  # pip builds it, and a bare Python runs it
 
 
 def _run(command: Sequence[str], cwd: Path, **environment: str) -> str:
@@ -43,16 +50,32 @@ def _build(kind: str, tree: Path) -> Path:
     return next((tree / "dist").iterdir())
 
 
+def _commit(tree: Path, tag: str = "") -> None:
+    """Make a repository of all that is in a folder."""
+    _run(["git", "init", "--quiet"], tree)
+    _run(["git", "add", "."], tree)
+    _run(["git", *GIT_IDENTITY, "commit", "--quiet", "--message", "all"], tree)
+    if tag:
+        _run(["git", "tag", tag], tree)
+
+
 @pytest.fixture(scope="module")
-def wheel_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Built from the source distribution of a copy, so that nothing is left in the tree."""
+def source_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The source distribution of a tagged copy, so that nothing is left in the tree."""
     copy = tmp_path_factory.mktemp("tree")
-    for name in ("pyproject.toml", "README.md", "LICENSE"):
+    for name in ("pyproject.toml", "README.md", "LICENSE", "MANIFEST.in"):
         shutil.copy(ROOT / name, copy)
     for folder in (PUBLIC, *LINKED):
         shutil.copytree(ROOT / folder, copy / folder, symlinks=True, ignore=BYPRODUCTS)
+    _commit(copy, f"v{TAGGED}")
+    return _build("sdist", copy)
+
+
+@pytest.fixture(scope="module")
+def wheel_file(source_file: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Built from the source distribution, which has no history."""
     unpacked = tmp_path_factory.mktemp("unpacked")
-    with tarfile.open(_build("sdist", copy)) as archive:
+    with tarfile.open(source_file) as archive:
         archive.extractall(unpacked, filter="data")
     return _build("wheel", next(unpacked.iterdir()))
 
@@ -88,6 +111,44 @@ def test_the_wheel_has_every_file_below_one_name(wheel: zipfile.ZipFile) -> None
         if path.suffix in TEXT
     }
     assert ours <= set(shipped)
+
+
+def test_the_source_distribution_holds_each_file_once(source_file: Path) -> None:
+    with tarfile.open(source_file) as archive:
+        names = [Path(name).parts[1:] for name in archive.getnames()]
+    assert {parts[0] for parts in names if parts} == {
+        *(PUBLIC, f"{PUBLIC}.egg-info"),
+        *("pyproject.toml", "MANIFEST.in", "README.md", "LICENSE", "PKG-INFO", "setup.cfg"),
+    }
+
+
+def test_the_wheel_says_which_release_it_is_and_what_may_be_done_with_it(
+    wheel: zipfile.ZipFile,
+) -> None:
+    [info] = {name.partition("/")[0] for name in wheel.namelist() if ".dist-info/" in name}
+    told = email.message_from_bytes(wheel.read(f"{info}/METADATA"))
+    assert (told["Name"], told["Version"]) == (PUBLIC, TAGGED)
+    assert told["License-Expression"] == "Apache-2.0"
+    assert f"{info}/licenses/LICENSE" in wheel.namelist()
+    assert f"{PUBLIC}/py.typed" in wheel.namelist()
+    assert told["Description-Content-Type"] == "text/markdown"
+    classifiers = told.get_all("Classifier", [])
+    assert "Typing :: Typed" in classifiers
+    versions = {each.rpartition(" :: ")[2] for each in classifiers if ":: 3." in each}
+    assert versions == {"3.11", "3.12", "3.13"}, "those of .ci/release-checks"
+    assert told["Requires-Python"] == ">=3.11"
+
+
+@pytest.mark.parametrize("has_history", [True, False])
+def test_a_copy_without_tags_has_a_version_that_is_no_release(
+    tmp_path: Path, has_history: bool
+) -> None:
+    shutil.copy(ROOT / "pyproject.toml", tmp_path)
+    if has_history:
+        _commit(tmp_path)
+    version = _run([sys.executable, "-m", "setuptools_scm"], tmp_path).strip()
+    assert version.startswith("0.0."), version
+    assert (".dev" in version) == has_history
 
 
 def test_the_wheel_is_imported_where_folders_have_the_names_of_ours(

@@ -87,7 +87,7 @@ _EVENTS: dict[str, msgspec.Struct] = {
         boot=BOOT,
         epoch=EPOCH,
         router_epoch=3,
-        protocol=(1, 2),
+        protocol=(1, 3),
         worker=membership.WorkerFacts(
             *(POLICY, STREAM, 8, 4096, 32001, "transformers", ["generate", "pause"], [2], 4242),
             *("host-1", ["GPU-4f"], BULK, ["shm", "tcp"]),
@@ -127,12 +127,18 @@ _EVENTS: dict[str, msgspec.Struct] = {
         counters={"repairs": 3},
         durations={"first_token": DURATIONS},
         gauges={"held_bytes": 8192128.0},
+        keys=INSTANCE,
     ),
     "client_beat": membership.ClientHeartbeat(900),
     "lease": membership.Lease(3, INSTANCE, 900, is_behind=True),
     "goodbye": membership.Goodbye("engine_crashed"),
     "rejected": membership.Rejected(3, INSTANCE),
     "intent": INTENT,
+    "allow_list": membership.HandedKeys(
+        INSTANCE, [membership.AllowedKey("ab" * 32, "w", "worker", ["w-*"], ["s"], (-1, 2))]
+    ),
+    "enrol": membership.Enrol("ab" * 32),
+    "enrolled": membership.Enrolled("host-b", "worker"),
     "queued": endings.Queued([RID]),
     "accepted": endings.Accepted([(RID, ATTEMPT)]),
     "ack": endings.Ack([(RID, ATTEMPT)], [RID]),
@@ -164,6 +170,7 @@ _EVENTS: dict[str, msgspec.Struct] = {
     "pull_chunk": weights.PullChunk(POLICY, VERSION, 4096, 8, VERSION - 1),
     "chunk": weights.Chunk(4096, bytes(range(8))),
     "push_chunk": weights.PushChunk(POLICY, VERSION, 4096, bytes(range(8))),
+    "engine_starting": host.EngineStarting("loading weights"),
     "engine_ready": host.EngineReady(
         *("transformers", 32001, 4096, 8, [2], ["generate", "pause"]),
         *("host-1", ["GPU-4f"], BULK, ["shm", "tcp"]),
@@ -198,7 +205,7 @@ _COMMANDS: dict[str, msgspec.Struct] = {
     "wake_up": control.WakeUp(["weights"]),
     "flush_cache": control.FlushCache(["host", "storage"]),
     "server_info": control.ServerInfo(),
-    "shutdown": control.Shutdown(drain=False),
+    "shutdown": control.Shutdown(drain=False, comes_back=True),
     "score": control.Score(TOKENS, [TOKENS, b""], [1, 258], apply_softmax=False, item_first=True),
     "embed": control.Embed([TOKENS], 256),
     "rerank": control.Rerank([("why?", "because")]),
@@ -312,6 +319,7 @@ _RESULTS: dict[str, msgspec.Struct] = {
     "server_info": control.ServerFacts(
         *("transformers", VERSION, "ready", 12345, 2, 1, 640, 32001, 4096, 8),
         *({"tp": 2}, {"torch": "2.9.1"}, ["seed"], {"judge": VERSION}, ["kv_cache"]),
+        clock_ms=1_764_000_000_000,
     ),
     "score": control.Scored(SCORES, 9),
     "embed": control.Embedded(SCORES, 9),

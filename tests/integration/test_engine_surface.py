@@ -17,7 +17,7 @@ from rolloutbus.bus.actor.ref import FLEET
 from rolloutbus.bus.transport.zmq_ports import RouterPort
 from rolloutbus.bus.wire.codec import array_of, pack, unpack
 from rolloutbus.bus.wire.entry import Entry, Peer
-from rolloutbus.bus.wire.errors import EngineFailed, Refused, RemoteProtocolError
+from rolloutbus.bus.wire.errors import EngineFailed, Refused, RemoteProtocolError, SettingsError
 from rolloutbus.bus.wire.messages.control import (
     Adapters,
     Embed,
@@ -35,6 +35,7 @@ from rolloutbus.bus.wire.messages.control import (
     SaveWeights,
     Score,
     Scored,
+    ServerFacts,
     StartProfile,
     StopProfile,
     UnloadLora,
@@ -184,6 +185,24 @@ async def test_ready_workers_of_the_policy_take_turns(
     for _ in range(4):
         await client.score([1], [[3]])
     assert sorted(route for route, _ in fleet.asked) == ["worker:w0"] * 2 + ["worker:w2"] * 2
+
+
+def told(*, tp: int) -> ServerFacts:
+    return ServerFacts("sglang", 0, "ready", 0, 0, 0, 0, 64, 4096, 8, {"tp": tp, "pp": 1})
+
+
+async def test_facts_of_a_worker_are_asked_for_once_and_those_of_several_must_be_alike(
+    fleet: PretendFleet, client: RolloutClient
+) -> None:
+    for worker, tp in (("w0", 2), ("w1", 2), ("w2", 4)):
+        fleet.answers["server_info"] = told(tp=tp)
+        facts = await client.facts(worker)
+        assert (facts.tp_size, facts.pp_size, facts.ep_size) == (tp, 1, 1)
+    asked = len(fleet.asked)
+    assert (await client.facts("w2")).tp_size == 4
+    with pytest.raises(SettingsError, match="differ in tp_size: w0 has 2, w2 4; ask one"):
+        await client.facts()
+    assert len(fleet.asked) == asked
 
 
 async def test_where_nobody_is_ready_nothing_is_sent(

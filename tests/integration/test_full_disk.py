@@ -52,7 +52,7 @@ def settings(router: str) -> ClientSettings:
 
 async def test_a_full_disk_ends_the_recording_with_a_word_and_not_the_bus(tmp_path: Path) -> None:
     async with rolloutbus.up(**FLEET) as fleet, RolloutClient(settings(fleet.address)) as client:
-        recorder = await limited("record", str(tmp_path / "j"), "--router", fleet.address)
+        recorder = await limited("record", str(tmp_path / "j"), "--address", fleet.address)
         ended = asyncio.ensure_future(recorder.communicate())
         number = 0
         async with asyncio.timeout(DEADLINE_S):

@@ -111,6 +111,7 @@ async def test_a_balancer_may_ask_for_health(guarded: Guarded) -> None:
     ("name", "path", "body", "status"),
     [
         ("user", "/generate", GENERATE, 200),
+        ("user", "/server_info", None, 200),
         ("user", "/pause_generation", {"mode": "in_place"}, 403),
         ("watcher", "/generate", GENERATE, 403),
         ("user", "/update_weights_from_tensor", UPDATE, 403),

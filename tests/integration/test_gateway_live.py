@@ -150,7 +150,9 @@ async def test_it_can_be_used_with_keys_alone(watched: WatchedPage) -> None:
 async def test_a_page_that_is_paused_stands_still_and_goes_on(watched: WatchedPage) -> None:
     await watched.page.click("#freeze")
     assert await watched.evaluate("document.querySelector('#freeze').ariaPressed") == "true"
+    await watched.evaluate("document.querySelector('article').id = 'before'")
     await watched.page.click("#freeze")
+    await watched.becomes("!document.querySelector('#before')")  # the page begins anew
     await watched.becomes("document.querySelectorAll('.tokens span').length > 5")
 
 
@@ -166,6 +168,7 @@ async def test_a_worker_that_is_killed_is_shown(
     fleet: Fleet, watched: WatchedPage, stream: Streamed
 ) -> None:
     victim = stream.worker
+    await watched.has("article .chip", victim)  # "again" is said of what was seen before
     fleet.kill(victim)
     await watched.has("#log li.fault", victim)
     await watched.has("article .warn", "again")

@@ -10,8 +10,9 @@ import msgspec
 import pytest
 import zmq
 
-from rolloutbus.bus.security.key_files import read_key_pair, write_public_key
-from rolloutbus.bus.security.principals import Principal
+from rolloutbus.bus.security.key_files import read_allow_list, read_key_pair, write_public_key
+from rolloutbus.bus.security.keys import SecuritySettings
+from rolloutbus.bus.security.principals import Principal, by_key
 from rolloutbus.bus.security.zmq_curve import Dialer, dialer_of, dress_client, new_key_pair
 from rolloutbus.bus.security.zmq_guard import Doorway, SocketGuard, prove
 from rolloutbus.bus.transport.endpoints import split_key
@@ -295,3 +296,27 @@ async def test_dialer_looks_a_routers_key_up_again_for_every_connection(keys: Ke
         right.send(Entry("status", "ann/1"))
         await heard.seqs_of("ann", "ann/1")
         right.close()
+
+
+async def test_a_member_without_a_list_lets_nobody_in_until_one_is_handed_over(
+    keys: KeyDirectory,
+) -> None:
+    keys.make_unlisted("w0")
+    guard = SocketGuard(SecuritySettings(key_file=str(keys.file("w0"))))
+    publisher = PubPort(ANY, Doorway(guard, "stream"))
+    address, key = split_key(publisher.endpoint)
+    ann, bob = read_key_pair(keys.file("ann")), read_key_pair(keys.file("bob"))
+    principals = by_key(read_allow_list(keys.allow_list))
+    try:
+        await guard.prove()
+        with pytest.raises(SecurityError, match="lets nobody in"):
+            await prove(address, zmq.SUB, key, ann)
+        guard.hand_over(principals)
+        await prove(address, zmq.SUB, key, ann)
+        guard.hand_over({bob.public: principals[bob.public]})
+        await prove(address, zmq.SUB, key, bob)
+        with pytest.raises(SecurityError, match="lets nobody in"):
+            await prove(address, zmq.SUB, key, ann)
+    finally:
+        publisher.close()
+        guard.close()

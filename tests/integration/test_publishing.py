@@ -1,5 +1,8 @@
 """Publishing in the background: when tensors may change, what is seen of it, how it is ended."""
 
+# pyright: reportUnknownVariableType=false
+# The stubs of safetensors leave parameters untyped.
+
 import asyncio
 import threading
 from collections.abc import Generator, Sequence
@@ -7,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import save_file
 
 from rolloutbus.bus.transport.bulk import BulkLink
 from rolloutbus.bus.weights.manifest import checksum, digest_of
@@ -356,6 +360,35 @@ async def test_the_engine_gets_its_own_names_and_only_what_it_is_given(
         kept = await digests_kept(harness, version)
     wanted = {f"model.{name}": each for name, each in digests_of(model).items() if name != "w3"}
     assert kept == wanted
+
+
+def files_open_in(directory: Path) -> set[str]:
+    found = {link.resolve() for link in Path("/proc/self/fd").iterdir()}
+    return {each.name for each in found if each.parent == directory.resolve()}
+
+
+async def test_the_files_of_a_directory_are_cast_renamed_and_closed(
+    tmp_path: Path, seed: int
+) -> None:
+    model, path = weights(seed), tmp_path / "step-1"
+    path.mkdir()
+    save_file(model, path / "model.safetensors")
+    async with store_harness(tmp_path) as harness:
+        publisher = WeightPublisher(
+            harness, dtype=torch.bfloat16, rename=lambda name: None if name == "w3" else f"m.{name}"
+        )
+        version = (await publisher.publish(path, deadline_s=DEADLINE_S)).version
+        kept = await digests_kept(harness, version)
+        save_file({**model, "w2": torch.full((4,), torch.nan)}, path / "model.safetensors")
+        with pytest.raises(Refused) as caught:
+            await publisher.publish(str(path), deadline_s=DEADLINE_S)
+    assert kept == {
+        f"m.{name}": digest
+        for name, digest in digests_of({n: each.bfloat16() for n, each in model.items()}).items()
+        if name != "w3"
+    }
+    assert caught.value.field == "tensors.m.w2"
+    assert files_open_in(path) == set()
 
 
 async def test_a_lone_shard_is_not_taken_for_the_whole(tmp_path: Path) -> None:

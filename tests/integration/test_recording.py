@@ -139,7 +139,7 @@ async def test_every_finished_rollout_of_a_recording_can_be_exported(
     ]
     for file in (tmp_path / "rows.jsonl", tmp_path / "rows.parquet"):
         process = await asyncio.create_subprocess_exec(
-            *command, "--to", str(file), stdout=asyncio.subprocess.PIPE, env=environment()
+            *command, "--output", str(file), stdout=asyncio.subprocess.PIPE, env=environment()
         )
         async with asyncio.timeout(DEADLINE_S):
             told, _ = await process.communicate()
@@ -291,7 +291,7 @@ async def test_the_command_records_until_it_is_interrupted(
     ]
     process = await asyncio.create_subprocess_exec(
         *command,
-        "--router",
+        "--address",
         fleet.address,
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,

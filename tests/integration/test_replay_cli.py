@@ -152,7 +152,7 @@ async def test_a_damaged_journal_is_not_sampled_again_unless_asked_to(
     fleet: Fleet, recording: Recording, tmp_path: Path
 ) -> None:
     victim = damaged_copy(recording.journal, tmp_path)
-    process = await started(tmp_path, "--regenerate", "--router", fleet.address)
+    process = await started(tmp_path, "--regenerate", "--address", fleet.address)
     async with asyncio.timeout(2 * DEADLINE_S):
         _, errors = await process.communicate()
     assert process.returncode == 1
@@ -161,7 +161,7 @@ async def test_a_damaged_journal_is_not_sampled_again_unless_asked_to(
 
 
 async def regenerated(fleet: Fleet, *arguments: str | Path) -> tuple[int | None, dict[str, object]]:
-    process = await started(*arguments, "--regenerate", "--router", fleet.address, "--json")
+    process = await started(*arguments, "--regenerate", "--address", fleet.address, "--json")
     async with asyncio.timeout(2 * DEADLINE_S):
         told, errors = await process.communicate()
     assert told, errors

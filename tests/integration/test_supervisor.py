@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from rolloutbus.bus.actor.child import Child, OnNotice, OnReady, ProcessSpec
+from rolloutbus.bus.actor.child import Child, OnNotice, OnProgress, OnReady, ProcessSpec
 from rolloutbus.bus.actor.supervisor import ProcessEvent, RestartRule, Supervisor
-from rolloutbus.bus.wire.errors import DeadlineExceeded, ProcessFailed
+from rolloutbus.bus.wire.errors import ActorStopped, DeadlineExceeded, ProcessFailed
 from tests.integration.live_fleet import DEADLINE_S, process_ends
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(240)]
@@ -51,6 +51,28 @@ async def test_process_that_dies_is_started_again(spec: Spec) -> None:
         assert process.endpoints == {"at": "here"}
 
 
+async def test_what_a_process_does_until_it_is_ready_is_known(spec: Spec, tmp_path: Path) -> None:
+    go = tmp_path / "go"
+    os.mkfifo(go)
+    lines = '{"doing": "loading weights"}\\n{"told": "now"}'
+    told = asyncio.Event()
+
+    def heard(event: ProcessEvent) -> None:
+        if event.kind == "told":
+            told.set()
+
+    async with Supervisor(on_event=heard) as supervisor:
+        supervisor.start(
+            spec("a", f"print('{lines}', flush=True); open({str(go)!r}).read(); {SERVE}")
+        )
+        assert supervisor.waits_for == {"a": "starting"}
+        await asyncio.wait_for(told.wait(), DEADLINE_S)
+        assert supervisor.waits_for == {"a": "loading weights"}
+        await asyncio.to_thread(go.write_text, "")
+        await supervisor.wait_ready(DEADLINE_S)
+        assert supervisor.waits_for == {}
+
+
 async def test_a_process_that_is_late_dies_once_and_says_why(spec: Spec) -> None:
     events: list[ProcessEvent] = []
     twice = asyncio.Event()
@@ -86,6 +108,35 @@ async def test_what_dies_too_often_ends_the_body_with_one_error(spec: Spec) -> N
     current = asyncio.current_task()
     assert current is not None
     assert not current.cancelling()
+
+
+async def test_a_process_on_trial_fails_alone(spec: Spec) -> None:
+    ended = asyncio.Event()
+    async with Supervisor(RestartRule(max_deaths=0)) as supervisor:
+        rank = supervisor.start(spec("a", SERVE))
+        await supervisor.wait_ready(DEADLINE_S)
+        trial = supervisor.add(rank, spec("b", "import sys; sys.exit('no luck today')"))
+        trial.on_end = ended.set
+        async with asyncio.timeout(DEADLINE_S):
+            await ended.wait()
+        assert trial.failure is not None
+        assert "no luck today" in trial.failure.log
+        assert rank[0].is_ready
+    with pytest.raises(ActorStopped, match="c is not started"):
+        supervisor.add(rank, spec("c", SERVE))
+
+
+async def test_a_process_that_may_leave_is_not_started_again_however_it_ends(spec: Spec) -> None:
+    ended = asyncio.Event()
+    async with Supervisor() as supervisor:
+        [process] = supervisor.start(spec("a", SERVE))
+        await supervisor.wait_ready(DEADLINE_S)
+        process.on_end = ended.set
+        process.let_leave()
+        process.kill()
+        async with asyncio.timeout(DEADLINE_S):
+            await ended.wait()
+        assert process.pid == 0
 
 
 async def test_reasons_come_out_when_there_is_no_room_for_a_log() -> None:
@@ -232,10 +283,12 @@ class Lost:
         self._second = second
         self._n_started = 0
 
-    async def start(self, on_ready: OnReady, on_notice: OnNotice) -> Child:
+    async def start(
+        self, on_ready: OnReady, on_notice: OnNotice, on_progress: OnProgress
+    ) -> Child:
         self._n_started += 1
         if self._n_started > 1:
-            return await self._second.start(on_ready, on_notice)
+            return await self._second.start(on_ready, on_notice, on_progress)
         return LostChild(on_notice)
 
 

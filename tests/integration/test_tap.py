@@ -95,6 +95,7 @@ async def test_a_guarded_tap_lets_in_who_watches_the_fleet_and_no_client(tmp_pat
     keys.add("root", "admin")
     async with tapped_router(keys.server_settings("router")) as router:
         assert "#" in router.tap
+        keys.add("late", "client")  # a list that changes has no sign of its own
         for name in ("watcher", "root"):
             reader = Reader(router, keys.client_settings(name))
             await reader.tick()

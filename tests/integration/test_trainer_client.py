@@ -11,7 +11,7 @@ from rolloutbus import Rollout, RolloutClient, SamplingParams
 from rolloutbus.errors import OtherFleet, Refused
 from rolloutbus.trainer_adapter.client.client import ConnectOptions
 from tests.integration import pool_task
-from tests.integration.conftest import REAL_ENGINES
+from tests.integration.conftest import MAX_CONTEXT, REAL_ENGINES
 from tests.integration.live_fleet import DEADLINE_S
 
 pytestmark = [
@@ -45,6 +45,28 @@ async def test_rows_of_a_batch_end_each_by_itself(client: RolloutClient) -> None
         assert isinstance(row, Rollout)
         assert len(row.tokens) == 3
     assert [row.field for row in bad if isinstance(row, Refused)] == 2 * ["sampling.temperature"]
+
+
+async def test_a_prompt_that_is_cut_is_sampled_as_what_is_left_of_it(client: RolloutClient) -> None:
+    greedy = SamplingParams(max_new_tokens=4, temperature=0.0, ignore_eos=True)
+    prompt = [n % 50 for n in range(40)]
+    cut = await client.generate(
+        prompt, greedy, max_prompt_tokens=7, truncate="left", deadline_s=DEADLINE_S
+    )
+    whole = await client.generate(prompt[-7:], greedy, deadline_s=DEADLINE_S)
+    assert cut.tokens.tolist() == whole.tokens.tolist()
+    assert (cut.n_prompt_tokens, cut.n_prompt_dropped) == (7, 33)
+    assert whole.n_prompt_dropped == 0
+
+
+async def test_a_worker_is_asked_for_its_facts_once(client: RolloutClient) -> None:
+    facts = await client.facts()
+    assert (facts.engine, facts.max_context) == ("transformers", MAX_CONTEXT)
+    assert (facts.tp_size, facts.pp_size, facts.dp_size, facts.ep_size) == (1, 1, 1, 1)
+    assert await client.facts() is facts
+    assert await client.facts("w1") == facts
+    with pytest.raises(Refused, match="no worker 'w7' is there"):
+        await client.facts("w7")
 
 
 def in_a_pool(options: ConnectOptions) -> tuple[list[Rollout], BaseException | None]:

@@ -1,5 +1,6 @@
 """A fleet brought up on this machine: it serves, heals, and leaves nothing behind."""
 
+import asyncio
 import contextlib
 import json
 import logging
@@ -18,8 +19,8 @@ import pytest
 
 import rolloutbus
 from rolloutbus import Fleet, RolloutClient, SamplingParams
-from rolloutbus.bus.actor.supervisor import RestartRule
-from rolloutbus.errors import ProcessFailed, SettingsError
+from rolloutbus.bus.actor.supervisor import ProcessEvent, RestartRule
+from rolloutbus.errors import ActorStopped, ProcessFailed, SettingsError
 from rolloutbus.launcher.fleet import children_of
 from rolloutbus.launcher.plan import environment
 from rolloutbus.launcher.settings import FleetSettings, Transport
@@ -318,10 +319,99 @@ def _ends(descriptor: int) -> bool:
         os.close(descriptor)
 
 
+def test_scale_and_restart_reach_the_fleet_that_runs_here() -> None:
+    with running_up("-n", "1", "--no-store"):
+        scaled = call("scale", "-n", "2", "--json")
+        assert json.loads(scaled.stdout) == {"workers": ["w0", "w1"]}
+        assert "w1 serves version 0 of policy default\n" in scaled.stderr
+        (listed,) = json.loads(call("ls", "--json").stdout)
+        assert listed["workers"] == 2
+        assert call("restart", "w0").stdout.endswith("2 workers: w0, w1\n")
+        assert call("drain", "w1").stdout == "w1 has drained, and leaves\n"
+        for refused, why in (
+            (
+                ("scale", "-n", "0"),
+                "error: workers: at least 1 is needed; leave the fleet to end it",
+            ),
+            (("restart", "w7"), "error: no worker 'w7': there are w0"),
+        ):
+            result = call(*refused)
+            assert (result.returncode, result.stderr) == (2, f"{why}\n")
+
+
+@contextlib.contextmanager
+def scaling(to: int) -> Generator[subprocess.Popen[str]]:
+    """`rolloutbus scale` that has begun to start workers."""
+    process = subprocess.Popen(
+        command("scale", "-n", str(to)),
+        env=environment(),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    with process:
+        try:
+            assert process.stdout is not None
+            assert " started as process " in process.stdout.readline()
+            yield process
+        finally:
+            process.kill()
+
+
+def test_ctrl_c_while_workers_come_leaves_nothing_behind(runtime_dir: Path) -> None:
+    with running_up("-n", "1", "--no-store") as up:
+        first = set(tree_of(up.pid))
+        with scaling(to=4) as scale:
+            scale.send_signal(signal.SIGINT)
+            assert scale.wait(DEADLINE_S) == 130
+        # The next change waits until what was begun is ended again.
+        assert call("scale", "-n", "1").stdout == "1 workers: w0\n"
+        assert set(tree_of(up.pid)) == first
+        with scaling(to=4) as scale:
+            pids = tree_of(up.pid)
+            up.send_signal(signal.SIGINT)
+            assert up.wait(DEADLINE_S) == 130
+            assert scale.wait(DEADLINE_S) == 1
+            assert scale.stderr is not None
+            assert scale.stderr.read().startswith("error: the ")
+        assert not any(is_alive(pid) for pid in pids)
+    assert leftovers(runtime_dir) == []
+
+
+async def test_a_change_that_is_under_way_ends_with_its_fleet(runtime_dir: Path) -> None:
+    started = asyncio.Event()
+
+    def heard(event: ProcessEvent) -> None:
+        if (event.name, event.kind) == ("w2", "started"):
+            started.set()
+
+    async with rolloutbus.up(heard, engine="fake", workers=1, store=False) as fleet:
+        growing = asyncio.create_task(fleet.scale(3))
+        async with asyncio.timeout(DEADLINE_S):
+            await started.wait()
+        pids = tree_of(os.getpid())[1:]
+    with pytest.raises(ActorStopped, match="the fleet has ended"):
+        await growing
+    assert not any(is_alive(pid) for pid in pids)
+    assert leftovers(runtime_dir) == []
+
+
+def test_a_program_without_asyncio_scales_its_fleet() -> None:
+    with (
+        rolloutbus.up(engine="fake", workers=1, store=False) as fleet,
+        rolloutbus.connect_sync(fleet.address) as client,
+    ):
+        fleet.wait_for(fleet.scale(2))
+        assert {worker.name for worker in client.status().workers} == {"w0", "w1"}
+        fleet.wait_for(fleet.remove_worker("w0"))
+        assert fleet.worker_names == ["w1"]
+
+
 def test_nobody_at_the_address_is_told_from_other_failures() -> None:
     result = call("status", "--address", "tcp://127.0.0.1:1")
     assert result.returncode == 3
-    assert result.stderr == "error: no router answers at tcp://127.0.0.1:1\n"
+    nobody = "error: no router answers at tcp://127.0.0.1:1: nothing listens there; "
+    assert result.stderr == f"{nobody}`rolloutbus ls` lists the fleets of this machine\n"
 
 
 def test_port_in_use_is_one_line_on_the_command_line() -> None:

@@ -17,6 +17,7 @@ from rolloutbus.trainer_adapter.client.commands import FleetRef
 from rolloutbus.trainer_adapter.client.core.effects import Result
 from rolloutbus.trainer_adapter.client.core.link import Upstream
 from rolloutbus.trainer_adapter.client.core.requests import Ask
+from rolloutbus.trainer_adapter.client.core.settings import ClientSettings
 
 
 class UpdateRouter:
@@ -37,6 +38,7 @@ class UpdateRouter:
         self.decides = asyncio.Event()
         self.decides.set()
         self.members: list[Member] = []
+        self.settings = ClientSettings("test", "ipc:///router")
 
     @property
     def upstream(self) -> Upstream:

@@ -7,7 +7,7 @@ import pytest
 
 import rolloutbus
 from rolloutbus import Fleet, SamplingParams
-from rolloutbus.cli.regenerate import Regeneration, regenerate
+from rolloutbus.cli.commands.journals.regenerate import Regeneration, regenerate
 from tests.sglang.conftest import DEADLINE_S
 
 pytestmark = [pytest.mark.timeout(240), pytest.mark.asyncio(loop_scope="session")]

@@ -3,8 +3,8 @@
 import math
 import secrets
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Annotated, Any, TypedDict, Unpack, cast
+from dataclasses import dataclass, replace
+from typing import Annotated, Any, Literal, TypedDict, Unpack, cast
 
 import msgspec
 import numpy as np
@@ -43,6 +43,8 @@ SamplingLike = SamplingParams | Mapping[str, Any]
 SessionName = Annotated[
     str, Described("the name of one session; `generate_batch` takes one for each prompt")
 ]
+Truncate = Literal["refuse", "left", "right"]
+"""What becomes of a prompt that is too long: it is refused, or loses its first or last tokens."""
 VersionsRule = Annotated[str, Spelled(VERSIONS_TEXT, VERSIONS_WANTED)]
 
 
@@ -73,6 +75,8 @@ class GenerateOptions(TurnOptions, total=False):
     session: SessionName
     policy: str
     worker: str
+    max_prompt_tokens: int
+    truncate: Truncate
 
 
 class BatchOptions(TurnOptions, total=False):
@@ -81,6 +85,8 @@ class BatchOptions(TurnOptions, total=False):
     session: SessionName | Sequence[str]
     policy: str
     worker: str
+    max_prompt_tokens: int
+    truncate: Truncate
 
 
 def ask_of(
@@ -93,6 +99,8 @@ def ask_of(
     versions: VersionsRule = "any",
     policy: str = "default",
     worker: str = "",
+    max_prompt_tokens: int = 0,
+    truncate: Truncate = "refuse",
     priority: int = 0,
     on_loss: OnLoss = "resume",
     detached: bool = False,
@@ -122,7 +130,10 @@ def ask_of(
     if sampling.max_new_tokens < 1:  # else the cost that is made of it would be blamed
         message = f"{sampling.max_new_tokens} is not at least 1"
         raise Refused(bad_request("sampling.max_new_tokens", message))
-    tokens = tokens_of(prompt)
+    given = tokens_of(prompt)
+    tokens = _truncated(given, max_prompt_tokens, truncate)
+    if truncate != "refuse" and (session or detached or media):
+        raise Refused(bad_request("truncate", _why_whole(session, media)))
     place = Placement(
         policy=policy,
         versions=versions,
@@ -152,7 +163,37 @@ def ask_of(
         processors=[*short, *processors],
         media=list(media),
     )
-    return Ask("generate", body, place=place, on_loss=on_loss)
+    n_dropped = len(given) - len(tokens)
+    return Ask("generate", body, place=place, on_loss=on_loss, n_prompt_dropped=n_dropped)
+
+
+def _truncated(tokens: Int32s, n_most: int, truncate: Truncate) -> Int32s:
+    """The prompt, cut where it is too long; 0: it may have any length.
+
+    Raises:
+        Refused: it is too long, and is not to be cut; or the two options do not fit together.
+    """
+    if n_most < 0 or (truncate != "refuse" and not n_most):
+        message = f"{n_most}: say how many tokens a prompt may have, at least 1"
+        raise Refused(bad_request("max_prompt_tokens", message))
+    if not n_most or len(tokens) <= n_most:
+        return tokens
+    if truncate == "refuse":
+        message = (
+            f"{len(tokens)} tokens are more than max_prompt_tokens={n_most}; "
+            "truncate='left' drops the first ones, 'right' the last"
+        )
+        raise Refused(bad_request("prompt", message))
+    return tokens[-n_most:] if truncate == "left" else tokens[:n_most]
+
+
+def _why_whole(session: str, media: Sequence[Media]) -> str:
+    """Why a prompt may not be cut."""
+    if session:
+        return "a turn goes on after the turns before it: begin another session with fewer tokens"
+    if media:
+        return "the places of its media might be cut off: shorten it where it is made"
+    return "who collects a detached request could not be told of it: shorten it where it is made"
 
 
 def deadline_of(options: TurnOptions) -> float:
@@ -266,7 +307,7 @@ def _row_of(first: Ask, seed: int | None, index: int) -> Ask:
     if seed is not None and MIN_SEED <= seed <= MAX_SEED:  # another one is refused by its name
         own = msgspec.structs.replace(body.sampling, sampling_seed=row_seed(seed, index))
         body = msgspec.structs.replace(body, sampling=own)
-    return Ask(first.kind, body, place=first.place, on_loss=first.on_loss, retries_busy=True)
+    return replace(first, body=body, retries_busy=True)
 
 
 def sampling_of(given: SamplingLike) -> SamplingParams:

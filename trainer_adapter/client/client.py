@@ -93,6 +93,7 @@ from rolloutbus.trainer_adapter.client.core.results import (
 )
 from rolloutbus.trainer_adapter.client.core.session_book import HeldSession
 from rolloutbus.trainer_adapter.client.core.settings import ClientSettings
+from rolloutbus.trainer_adapter.client.fixed_facts import FactsBook, FixedFacts
 from rolloutbus.trainer_adapter.client.session import Session
 from rolloutbus.trainer_adapter.client.weight_queries import (
     ActiveTensor,
@@ -146,6 +147,7 @@ class RolloutClient:
     ) -> None:
         self.connection = Connection(settings, ports, clock)
         self._commands = Commands(self.connection)
+        self._facts = FactsBook(self._commands)
 
     def __reduce__(self) -> NoReturn:
         raise cannot_be_pickled(self, ANOTHER)
@@ -250,6 +252,11 @@ class RolloutClient:
                 it until the deadline, as for a version that no worker has yet; also for one that
                 was lost and is expected back. Any other one is refused, code `unknown_worker`. Not
                 beside a `session`, which has a worker.
+            max_prompt_tokens: a longer prompt is refused or cut, as `truncate` says; 0: only the
+                engines' context is a limit.
+            truncate: `refuse`; `left` drops the first tokens of a prompt that is too long, `right`
+                the last ones: `Rollout.n_prompt_dropped` says how many. Not beside a `session`,
+                `detached` or `media`.
             priority: higher goes first; -100..100.
             on_loss: when the worker is lost: `resume` goes on after the tokens held, `retry` starts
                 again, `fail` raises PeerLost.
@@ -335,7 +342,7 @@ class RolloutClient:
             **options: as of `generate`.
 
         Raises:
-            As `generate`.
+            BusError: as `generate`.
         """
         max_open = self.connection.settings.max_open
         if len(prompts) * n > max_open:  # before anything is made of them
@@ -365,7 +372,7 @@ class RolloutClient:
         iterator early aborts the request.
 
         Raises:
-            As `generate`.
+            BusError: as `generate`.
         Spec: docs/protocol.md, "Streams".
         """
         ask = ask_of(prompt, sampling, stream=True, **options)
@@ -422,8 +429,9 @@ class RolloutClient:
         """Wait for the result of a detached request; giving up leaves it where it is.
 
         Raises:
-            As `generate`. Refused with code `unknown_request` if nobody holds it; PeerLost if
-            its worker was lost and nobody else has the prompt.
+            Refused: nobody holds it; code `unknown_request`.
+            PeerLost: its worker was lost and nobody else has the prompt.
+            BusError: anything else, as `generate`.
         """
         return rollout_in(await self.connection.ask(_attach(rid), deadline_s))
 
@@ -587,11 +595,45 @@ class RolloutClient:
         """Facts and counters of engines. Results are `ServerFacts`."""
         return await self._commands.to_workers(ServerInfo(), target, deadline_s, check=check)
 
+    async def facts(
+        self, worker: str = "", *, policy: str = "default", deadline_s: float = 0.0
+    ) -> FixedFacts:
+        """What does not change about the engines: context length, parallelism, features.
+
+        Each worker is asked once in its life; then the answer comes from memory.
+
+        Args:
+            worker: its name; empty: all workers of the policy, which must be alike.
+            policy: whose workers, where none is named.
+            deadline_s: seconds from now; 0 takes the settings' control deadline.
+
+        Raises:
+            Refused: code `not_ready`: no such worker is there.
+            SettingsError: the workers of the policy differ; it says in what.
+        """
+        return await self._facts.of(worker, policy, deadline_s)
+
     async def shutdown_worker(
-        self, worker: str, *, drain: bool = True, deadline_s: float = 0.0, check: bool = True
+        self,
+        worker: str,
+        *,
+        drain: bool = True,
+        comes_back: bool = False,
+        deadline_s: float = 0.0,
+        check: bool = True,
     ) -> FleetResult:
-        """Make one worker leave, after finishing what it runs if `drain`."""
-        return await self._commands.to_workers(Shutdown(drain), worker, deadline_s, check=check)
+        """Make one worker leave; one that is away is not expected back any more.
+
+        Args:
+            worker: its name.
+            drain: it finishes what it runs first, which may take longer than the deadline: it
+                drains all the same.
+            comes_back: you start it again: what names it waits meanwhile, and is not refused.
+            deadline_s: seconds from now; 0 takes the settings' control deadline.
+            check: False: errors stand in the result, see `RolloutClient`.
+        """
+        body = Shutdown(drain, comes_back)
+        return await self._commands.to_workers(body, worker, deadline_s, check=check)
 
     async def status(self, *, deadline_s: float = 0.0) -> FleetStatus:
         """The router's table: workers, versions, queue."""

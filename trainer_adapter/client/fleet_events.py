@@ -148,6 +148,9 @@ def _by_key(status: FleetStatus) -> Mapping[tuple[str, int, bool], UpdateStatus]
 def _counted(before: FleetStatus, now: FleetStatus) -> Iterator[FleetEvent]:
     if now.instance != before.instance:
         return
+    n_moved = now.counters.get("places_moved", 0) - before.counters.get("places_moved", 0)
+    if n_moved > 0:
+        yield FleetEvent("change", "router", f"moved {n_moved} sessions to another worker")
     for name in FAULTS:
         n = now.counters.get(name, 0) - before.counters.get(name, 0)
         if n > 0:

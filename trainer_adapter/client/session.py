@@ -172,7 +172,8 @@ class Session:
         """Sample the next turn after the whole transcript, and add it.
 
         Raises:
-            As `RolloutClient.generate`; nothing is added then. Refused: nothing was appended yet.
+            Refused: nothing was appended yet.
+            BusError: as `RolloutClient.generate`; nothing is added then.
         """
         return await self.replace(len(self.transcript.turns), sampling, **options)
 
@@ -185,7 +186,7 @@ class Session:
         was changed meanwhile.
 
         Raises:
-            As `RolloutClient.generate`.
+            BusError: as `RolloutClient.generate`.
         """
         self._require_open()
         self._check_idle()
@@ -209,7 +210,7 @@ class Session:
             options: as of `RolloutClient.generate`.
 
         Raises:
-            As `RolloutClient.generate`; the transcript stays as it was then.
+            BusError: as `RolloutClient.generate`; the transcript stays as it was then.
         """
         with self._sampling():
             kept = self.transcript.before(turn)

@@ -168,6 +168,7 @@ class SyncRolloutClient(Twin[RolloutClient]):
 
     status = blocking(RolloutClient.status)
     server_info = blocking(RolloutClient.server_info)
+    facts = blocking(RolloutClient.facts)
     get_load = blocking(RolloutClient.get_load)
     pause = blocking(RolloutClient.pause)
     resume = blocking(RolloutClient.resume)

@@ -9,6 +9,8 @@ Written for AReaL 1.0.4. `FleetBackend` is what AReaL asks of an inference serve
 # AReaL is not installed where types are checked, and leaves much untyped.
 
 import contextvars
+import dataclasses
+import logging
 import os
 from bisect import bisect_right
 from collections.abc import Iterator
@@ -21,7 +23,7 @@ from typing import Any, NoReturn
 
 import requests
 from areal.api import ModelRequest, ModelResponse, WeightUpdateMeta
-from areal.api.cli_args import InferenceEngineConfig
+from areal.api.cli_args import InferenceEngineConfig, SGLangConfig
 from areal.api.io_struct import HttpGenerationResult, HttpRequest, LocalInfServerInfo
 from areal.engine.sglang_remote import RemoteSGLangEngine, SGLangBackend
 from areal.experimental.inference_service.router import app as areal_router
@@ -32,6 +34,8 @@ from areal.trainer import rl_trainer
 from areal.utils.network import split_hostport
 
 from rolloutbus.bus.wire.errors import RemoteProtocolError, SettingsError
+
+_log = logging.getLogger(__name__)
 
 ADDRESS = "AREAL_LLM_SERVER_ADDRS"
 """AReaL's environment variable for inference servers that run already: HOST:PORT of the gateway."""
@@ -148,7 +152,6 @@ class FleetEngine(RemoteInfEngine):
     def __init__(self, config: InferenceEngineConfig) -> None:
         super().__init__(config, FleetBackend())
         self._book = VersionBook()
-        self._is_first = True
 
     def initialize(
         self,
@@ -160,10 +163,35 @@ class FleetEngine(RemoteInfEngine):
 
         Raises:
             SettingsError: no gateway is named, or several are.
+            TimeoutError: within `setup_timeout` no worker there takes requests.
         """
-        super().initialize(engine_id, _gateway(addr), train_data_parallel_size)
-        self._is_first = not self.engine_id.isdigit() or int(self.engine_id) == 0
-        self._book.note(self.get_version(), self._committed())
+        address = _gateway(addr)
+        try:
+            super().initialize(engine_id, address, train_data_parallel_size)
+        except TimeoutError as error:
+            message = f"no worker takes requests at http://{address}: see `rolloutbus status`"
+            raise TimeoutError(message) from error
+        committed = self._committed()
+        if committed and not self.get_version():
+            _log.warning(
+                "the fleet has version %d, which counts as version 0 of this run: bring it up "
+                "anew, unless training begins with these weights",
+                committed,
+            )
+        self._book.note(self.get_version(), committed)
+
+    def check_health(self, base_url: str) -> bool:
+        """Whether a worker takes requests.
+
+        A run that was killed amidst an update leaves the fleet paused. The first engine of the next
+        run has it sample again, and logs that.
+        """
+        is_well = super().check_health(base_url)
+        if not is_well and not self.initialized and self._is_first and _is_paused(base_url):
+            _log.warning("the fleet was left paused, as by a run that was killed: it goes on now")
+            reply = requests.post(f"{base_url}/continue_generation", json={}, timeout=QUESTION_S)
+            reply.raise_for_status()
+        return is_well
 
     def set_version(self, version: int) -> None:
         """AReaL's number of the weights that the fleet has now."""
@@ -218,6 +246,10 @@ class FleetEngine(RemoteInfEngine):
         host, port = split_hostport(_gateway(None))
         return LocalInfServerInfo(host=host, port=port, process=None)
 
+    @property
+    def _is_first(self) -> bool:
+        return not self.engine_id.isdigit() or int(self.engine_id) == 0
+
     def _run_request_on_all_servers(self, req: HttpRequest) -> None:
         if self._is_first:
             super()._run_request_on_all_servers(req)
@@ -267,14 +299,36 @@ class FleetRouting:
         return healthy[self._turn % len(healthy)]
 
 
+class NoServerConfig(SGLangConfig):
+    """AReaL's `sglang` options where it starts no server, so that SGLang need not be installed."""
+
+    @staticmethod
+    def build_args(sglang_config: SGLangConfig, **_of_server: object) -> Json:
+        """No arguments: the fleet's engines had theirs at its start. Logs those that are said."""
+        plain = SGLangConfig()
+        names = [each.name for each in dataclasses.fields(SGLangConfig)]
+        said = [each for each in names if getattr(sglang_config, each) != getattr(plain, each)]
+        if said:
+            _log.warning(
+                "sglang.%s: said to no engine; a fleet has these from its start: "
+                "rolloutbus up --sglang.NAME VALUE",
+                ", sglang.".join(said),
+            )
+        return {}
+
+
 def use_fleet() -> None:
     """Have AReaL's RL trainers with the rollout backend `sglang` sample on a fleet from now on.
 
     Raises:
         SettingsError: this AReaL has no such place; see the supported version above.
     """
-    _check_place(rl_trainer, "RemoteSGLangEngine")
-    rl_trainer.RemoteSGLangEngine = RemoteFleetEngine
+    for name, ours in {
+        "RemoteSGLangEngine": RemoteFleetEngine,
+        "SGLangConfig": NoServerConfig,
+    }.items():
+        _check_place(rl_trainer, name)
+        setattr(rl_trainer, name, ours)
 
 
 def router_app(config: RouterConfig) -> Any:  # noqa: ANN401 - an application of FastAPI
@@ -311,6 +365,16 @@ def _gateway(addr: str | list[str] | None) -> str:
         message = f"{len(named)} gateways: name one, since each would publish the same weights"
         raise SettingsError(message)
     return named[0]
+
+
+def _is_paused(base_url: str) -> bool:
+    """Whether a gateway is there, and some worker waits for `resume`."""
+    try:
+        reply = requests.get(f"{base_url}/list_workers", timeout=QUESTION_S)
+    except requests.ConnectionError:
+        return False
+    reply.raise_for_status()
+    return any("paused" in each["blocked_by"] for each in reply.json()["workers"])
 
 
 @contextmanager

@@ -1,7 +1,7 @@
 """Checkpoints in safetensors files, read one tensor at a time: what a publisher copies from."""
 
 import os
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from math import prod
 from pathlib import Path
 from typing import NamedTuple, Self
@@ -109,32 +109,64 @@ class Checkpoint:
                 raise ValueError(f"tensor {name!r} has another size than its shape")
 
 
-def checkpoint_below(root: Path, name: str, *, field: str = "path") -> Checkpoint:
-    """The checkpoint in the directory `name` below `root`, where no link is followed.
+def checkpoint_in(directory: str | os.PathLike[str], *, field: str = "tensors") -> Checkpoint:
+    """The checkpoint in a directory; links are followed, as those of a hub cache's snapshot.
 
     With an index it is the files and the tensors that this one names; else all `*.safetensors`.
 
     Raises:
         Refused: there is none, or it does not hold what its index says; `.field` is `field`.
     """
-    directory = named_directory(name, root, (), field=field)
+    path = Path(directory)
+
+    def opened(name: str) -> int:
+        return os.open(path / name, os.O_RDONLY | os.O_CLOEXEC)
+
     try:
-        found = sorted(each.name for each in directory.iterdir())
+        return _checkpoint(os.listdir(path), opened, str(path), field)  # noqa: PTH208 - names
+    except OSError as error:
+        message = f"{error.filename or path} cannot be read: {error.strerror}"
+        raise Refused(bad_request(field, message)) from error
+
+
+def checkpoint_below(root: Path, name: str, *, field: str = "path") -> Checkpoint:
+    """The checkpoint in the directory `name` below `root`, where no link is followed.
+
+    Raises:
+        Refused: as of `checkpoint_in`.
+    """
+    directory = named_directory(name, root, (), field=field)
+    index_rules = FileRules((root,), frozenset({".json"}), MAX_INDEX_BYTES)
+
+    def opened(file: str) -> int:
+        rules = index_rules if file == INDEX else FileRules((root,))
+        return open_named(f"{name}/{file}", rules, field=field)
+
+    try:
+        found = os.listdir(directory)  # noqa: PTH208 - names
     except OSError as error:
         message = f"there is no directory {name[:80]!r} below the weights root: {error.strerror}"
         raise Refused(bad_request(field, message)) from error
-    index = _index(root, f"{name}/{INDEX}", field) if INDEX in found else None
+    return _checkpoint(found, opened, repr(name[:80]), field)
+
+
+def _checkpoint(
+    found: Sequence[str], opened: Callable[[str], int], shown: str, field: str
+) -> Checkpoint:
+    """The files of a directory that belong to its checkpoint; `opened` opens one by its name."""
+    index = _index(opened(INDEX), field) if INDEX in found else None
     if index is None:
-        files = [each for each in found if each.endswith(".safetensors")]
+        files = sorted(each for each in found if each.endswith(".safetensors"))
     else:
         files = sorted(set(index.weight_map.values()))
     if not files:
-        raise Refused(bad_request(field, f"{name[:80]!r} holds no .safetensors file"))
+        raise Refused(bad_request(field, f"{shown} holds no .safetensors file"))
+    if wrong := [each for each in files if each != Path(each).name]:
+        raise Refused(bad_request(field, f"{INDEX}: {wrong[0][:80]!r} is no file's name"))
     fds: list[int] = []
     try:
         for each in files:
-            fd = open_named(f"{name}/{each}", FileRules((root,)), field=field)
-            fds.append(fd)
+            fds.append(opened(each))  # noqa: PERF401 - those that were opened are closed below
     except BaseException:
         for fd in fds:
             os.close(fd)
@@ -148,9 +180,8 @@ def checkpoint_below(root: Path, name: str, *, field: str = "path") -> Checkpoin
     return checkpoint
 
 
-def _index(root: Path, path: str, field: str) -> _Index:
-    rules = FileRules((root,), frozenset({".json"}), MAX_INDEX_BYTES)
-    with os.fdopen(open_named(path, rules, field=field), "rb") as file:
+def _index(fd: int, field: str) -> _Index:
+    with os.fdopen(fd, "rb") as file:
         try:
             return msgspec.json.decode(file.read(), type=_Index)
         except (msgspec.DecodeError, UnicodeDecodeError) as error:

@@ -15,6 +15,7 @@ import torch
 from rolloutbus.bus.actor.ref import ROUTER, STORE
 from rolloutbus.bus.security.zmq_curve import Dialer
 from rolloutbus.bus.transport.bulk import BulkLink
+from rolloutbus.bus.transport.endpoints import is_out_of_reach, store_out_of_reach
 from rolloutbus.bus.weights.manifest import lay_out, total_bytes
 from rolloutbus.bus.wire.errors import (
     BusError,
@@ -23,6 +24,7 @@ from rolloutbus.bus.wire.errors import (
     OtherFleet,
     OutcomeUnknown,
     PeerLost,
+    Refused,
     RemoteProtocolError,
     RequestCancelled,
     RequestError,
@@ -342,6 +344,7 @@ class Publication:
         Raises:
             OtherFleet: it is another one than that which gave the version its number.
             PeerLost: it does not before the deadline.
+            Refused: it is one that cannot be reached from this host.
         """
         client = self._policy.client
         while not client.bulk:
@@ -349,6 +352,8 @@ class Publication:
                 raise PeerLost("the router tells of no weight store", outcome="not_started")
             await asyncio.sleep(POLL_S)  # news of members come unasked
         self.require_own_fleet()
+        if is_out_of_reach(client.bulk, client.connection.settings.router):
+            raise Refused(Problem("no_store", store_out_of_reach(client.bulk), "not_started"))
         return client.bulk
 
     def stop(self) -> bool:

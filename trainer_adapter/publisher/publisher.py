@@ -1,6 +1,7 @@
 """Publishing new weights: a version is written into the store, and the router brings it round."""
 
 import asyncio
+import os
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable
 from contextlib import asynccontextmanager
@@ -20,6 +21,7 @@ from rolloutbus.bus.wire.errors import (
     cannot_be_pickled,
 )
 from rolloutbus.bus.wire.messages.endings import Problem, bad_request
+from rolloutbus.trainer_adapter.publisher.checkpoint import checkpoint_in
 from rolloutbus.trainer_adapter.publisher.collective import CollectiveOffering
 from rolloutbus.trainer_adapter.publisher.cuda_ipc import CudaIpcOffering
 from rolloutbus.trainer_adapter.publisher.lora import config_of, factors_of, publish_adapter
@@ -57,8 +59,9 @@ from rolloutbus.trainer_adapter.publisher.transfer import (
 )
 from rolloutbus.trainer_adapter.publisher.weight_writer import Soundness, WeightCheck, WeightWriter
 
-Publishable = Tensors | HeldTensors | StreamedTensors | ShardedSource
-"""A module (its parameters), a state dict, (name, tensor) pairs, or what several ranks hold.
+Publishable = Tensors | HeldTensors | StreamedTensors | ShardedSource | str | os.PathLike[str]
+"""A module (its parameters), a state dict, (name, tensor) pairs, what several ranks hold, or the
+directory of a checkpoint.
 
 Pairs that come out of an iterator are copied one by one, each before the next one is asked for."""
 
@@ -238,7 +241,8 @@ class WeightPublisher:
             tensors: on any device. They must not change until the copy is done; `start` and
                 `begin` tell when that is. Tied tensors are sent once, under their first name. An
                 iterator is read in a thread, one tensor at a time: each is copied before the next
-                is asked for, all names are sent, and it is closed at the end in any case.
+                is asked for, all names are sent, and it is closed at the end in any case. A path is
+                a directory with safetensors files, read one tensor at a time.
             layout: (name, dtype, shape) of every tensor that the iterator will give, in its order.
                 Without it the iterator's tensors are collected in host memory first.
             **options: how it reaches the workers:
@@ -255,8 +259,8 @@ class WeightPublisher:
                 having that of the version before it.
                 allow_zeros: a tensor may be all zero where the last version, or the active one of
                 a worker, was not: training begins again, or a layer was reset.
-                version: the number that it gets, above all before, such as the trainer's own count
-                of steps; 0: the next one.
+                version: the number that it gets, above all before, where others name it by that;
+                0: the next one. What was begun uses it up: a second try needs another number.
                 deadline_s: for everything, seconds from now.
 
         Raises:
@@ -429,7 +433,14 @@ def source_of(
 
     Raises:
         SettingsError: they are no tensors; or a source has its own layout.
+        Refused: the directory holds no checkpoint.
     """
+    if isinstance(tensors, str | os.PathLike):
+        if layout is not None:
+            raise SettingsError("layout: the files of a directory have their own")
+        checkpoint = checkpoint_in(tensors)
+        read = checkpoint.tensors()
+        return StreamedTensors(read, rename, checkpoint.layout, at_end=checkpoint.close)
     if isinstance(tensors, HeldTensors | StreamedTensors | ShardedSource):
         if layout is not None:
             raise SettingsError("layout is for an iterator of (name, tensor) pairs")

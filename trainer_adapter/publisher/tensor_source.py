@@ -1,7 +1,6 @@
 """What a publisher reads tensors from: a list of them, given out in buckets."""
 
 import inspect
-import os
 from collections import OrderedDict
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import ExitStack
@@ -133,11 +132,10 @@ def require_tensors(tensors: object) -> None:
     """Check that names and tensors can come out of it.
 
     Raises:
-        SettingsError: it is a path, or nothing of the kind.
+        SettingsError: it is nothing of the kind.
     """
-    if isinstance(tensors, str | bytes | os.PathLike):
-        what = "a path: load it first, e.g. with safetensors.torch.load_file"
-        raise SettingsError(f"tensors are published, not {what}")
+    if isinstance(tensors, bytes):
+        raise SettingsError("a file's content is not published: give the path of its directory")
     if not isinstance(tensors, torch.nn.Module | Iterable):
         what = f"a value of type {type(tensors).__name__}"
         raise SettingsError(f"a module, a state dict or (name, tensor) pairs, not {what}")
@@ -289,7 +287,12 @@ class StreamedTensors:
     """
 
     def __init__(
-        self, tensors: Tensors, rename: Rename | None = None, layout: Layout | None = None
+        self,
+        tensors: Tensors,
+        rename: Rename | None = None,
+        layout: Layout | None = None,
+        *,
+        at_end: Callable[[], None] | None = None,
     ) -> None:
         """Asks for nothing yet.
 
@@ -297,11 +300,13 @@ class StreamedTensors:
             tensors: asked for once, in a thread, with the caller's GPU, stream and inference mode.
             rename: as of a publisher; also applied to the layout.
             layout: what they will be.
+            at_end: called when nothing more is read, whatever was.
 
         Raises:
             SettingsError: the layout is none.
         """
         self._tensors = tensors
+        self._at_end = at_end
         self.has_layout = layout is not None
         self.held: Sequence[torch.Tensor] = ()
         self.tensors = planned_tensors(layout, rename)
@@ -333,6 +338,8 @@ class StreamedTensors:
         given = cast("object", self._tensors)
         if isinstance(given, Generator):
             cast("Generator[object]", given).close()
+        if self._at_end is not None:
+            self._at_end()
 
     def held_copies(
         self, dtype: torch.dtype | None, before_each: Callable[[], None]

@@ -282,7 +282,7 @@ class WeightTransferHandle:
         """Wait until the tensors may change: the next training step may run.
 
         Raises:
-            As awaiting the handle, if it has failed by then.
+            BusError: as awaiting the handle, if it has failed by then.
         """
         await self._log.copied.wait()
         if self._task.done():

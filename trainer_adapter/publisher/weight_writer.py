@@ -19,6 +19,7 @@ import xxhash
 from rolloutbus.bus.transport.bulk import BulkLink
 from rolloutbus.bus.weights.manifest import Bytes, bytes_of, total_bytes
 from rolloutbus.bus.weights.shm import SegmentWriter, host_id
+from rolloutbus.bus.weights.side_by_side import n_threads
 from rolloutbus.bus.wire.errors import ActorStopped, Refused
 from rolloutbus.bus.wire.limits import CHUNK_BYTES
 from rolloutbus.bus.wire.messages.endings import Problem
@@ -26,7 +27,7 @@ from rolloutbus.bus.wire.messages.weights import PushChunk, Reserved, Tensor
 from rolloutbus.trainer_adapter.publisher.tensor_source import TORCH_DTYPES, TensorSource
 
 PIECE_BYTES = 2 << 20
-"""Little enough to stay in the cache until it has been judged."""
+"""Of a host's tensor: little enough to stay in the cache until it has been judged."""
 PINNED_BYTES = 32 << 20
 """Of a GPU's tensor that are under way at once; two such buffers per thread that copies."""
 
@@ -49,18 +50,20 @@ def put(place: Bytes, target_dtype: torch.dtype, source: torch.Tensor) -> Judgem
     target = torch.frombuffer(place.data, dtype=target_dtype)
     hasher = xxhash.xxh3_64()
     is_float = target_dtype.is_floating_point or target_dtype.is_complex
-    is_finite, is_zero = True, is_float
+    ranges: list[tuple[float, float]] = []
+    if is_float and source.is_cuda:
+        ranges.append(_range_on_gpu(source, target_dtype))
     start = 0
     for piece in _pieces(source, target):
         copied = target[start : start + len(piece)]
         if piece.data_ptr() != copied.data_ptr():
             copied.copy_(piece)
         hasher.update(place[start * copied.itemsize : (start + len(piece)) * copied.itemsize].data)
-        if is_float:
-            low, high = _range(copied)
-            is_finite = is_finite and low - low == high - high == 0.0
-            is_zero = is_zero and low == high == 0.0
+        if is_float and not source.is_cuda:
+            ranges.append(_range(copied))
         start += len(piece)
+    is_finite = all(low - low == high - high == 0.0 for low, high in ranges)
+    is_zero = is_float and all(low == high == 0.0 for low, high in ranges)
     return Judgement(hasher.intdigest(), is_finite, is_zero)
 
 
@@ -73,8 +76,8 @@ def _pieces(source: torch.Tensor, target: torch.Tensor) -> Iterator[torch.Tensor
     """Yields `source` in 1-D pieces on the host; a strided tensor is first copied to `target`."""
     n_elements = max(1, PIECE_BYTES // target.itemsize)
     if source.is_cuda:
-        for large in _from_gpu(source, target.dtype):
-            yield from _split(large, n_elements)
+        # Whole: between two calls a thread waits for the interpreter, up to 5 ms for a busy loop.
+        yield from _from_gpu(source, target.dtype)
     elif source.is_contiguous():
         yield from _split(source.view(-1), n_elements)
     else:
@@ -114,6 +117,20 @@ def _range(piece: torch.Tensor) -> tuple[float, float]:
     elif piece.itemsize == 1:
         piece = piece.float()
     low, high = torch.aminmax(piece)
+    return float(low), float(high)
+
+
+def _range_on_gpu(source: torch.Tensor, dtype: torch.dtype) -> tuple[float, float]:
+    """The same of a whole tensor as `dtype`, where it lies; parts of it are cast at a time."""
+    found: list[torch.Tensor] = []
+    for part in _split(source.contiguous().view(-1), PINNED_BYTES // dtype.itemsize):
+        cast_part = part.to(dtype)
+        if cast_part.is_complex():
+            cast_part = torch.view_as_real(cast_part)
+        elif cast_part.itemsize == 1:
+            cast_part = cast_part.float()
+        found += torch.aminmax(cast_part)
+    low, high = torch.stack([torch.stack(found[::2]).amin(), torch.stack(found[1::2]).amax()])
     return float(low), float(high)
 
 
@@ -172,8 +189,8 @@ def _unsound(tensor: Tensor, message: str) -> Refused:
     return Refused(Problem("bad_request", message, "not_started", field=f"tensors.{tensor.name}"))
 
 
-COPIERS = 2
-"""Threads that copy side by side: memory is faster than one core."""
+MIN_COPIERS = 2
+"""Threads that copy side by side, also where there are few cores: one may wait for a device."""
 
 T = TypeVar("T")
 
@@ -232,10 +249,10 @@ class Written(NamedTuple):
 class WeightWriter:
     """Keeps its mappings and its buffer from version to version."""
 
-    def __init__(self, *, may_map: bool = True, n_copiers: int = COPIERS) -> None:
-        """`may_map=False` always pushes over the bulk socket."""
+    def __init__(self, *, may_map: bool = True, n_copiers: int = 0) -> None:
+        """`may_map=False` always pushes over the bulk socket; `n_copiers` 0: by the cores."""
         self._may_map = may_map
-        self._n_copiers = n_copiers
+        self._n_copiers = n_copiers or max(MIN_COPIERS, n_threads())
         self._segments = SegmentWriter()
         self._buffer: Bytes | None = None
 

@@ -8,8 +8,10 @@ from rolloutbus.bus.actor.process import (
     ActorExit,
     announce_ready,
     complain,
+    dismissed_exit,
     on_stop_signal,
     run_actor,
+    tell_progress,
 )
 from rolloutbus.bus.actor.resources import keep_freed_memory
 from rolloutbus.trainer_adapter.store.actor import StoreActor
@@ -26,6 +28,7 @@ async def serve(settings: StoreSettings) -> ActorExit:
             settings, contents, BootClock(), on_joined=lambda bulk: announce_ready(bulk=bulk)
         )
         on_stop_signal(actor.stop)
+        tell_progress(f"joining the router at {settings.router.partition('#')[0]}")
         reason = await actor.run()
     finally:
         contents.close()
@@ -35,6 +38,8 @@ async def serve(settings: StoreSettings) -> ActorExit:
     if reason == "other-fleet":
         complain("the router holds a fleet with another store's record; this one is not used")
         return ActorExit.FAILED
+    if (refused := dismissed_exit(reason)) is not None:
+        return refused
     return ActorExit.REPLACED if reason == "replaced" else ActorExit.STOPPED
 
 

@@ -11,11 +11,13 @@ from rolloutbus.bus.actor.effects import Connect, Send, Stop
 from rolloutbus.bus.actor.loop import Actor, Clock, one_by_one
 from rolloutbus.bus.actor.process import warn
 from rolloutbus.bus.membership.core import MemberCore, MemberIdentity, Vitals
-from rolloutbus.bus.membership.deliveries import Execute, Heed, MemberEffect
+from rolloutbus.bus.membership.deliveries import Execute, Heed, LetIn, MemberEffect
 from rolloutbus.bus.security.principals import BULK_KINDS_OF, Principal
 from rolloutbus.bus.security.zmq_curve import dialer_of
 from rolloutbus.bus.security.zmq_guard import Doorway, guard_of
 from rolloutbus.bus.settings import LeaseSettings
+from rolloutbus.bus.transport.endpoints import advertised
+from rolloutbus.bus.transport.interfaces import facing
 from rolloutbus.bus.transport.ports import LAST_WORDS_MS, Patience
 from rolloutbus.bus.transport.zmq_ports import DealerPort, RouterPort
 from rolloutbus.bus.weights.shm import host_id
@@ -49,6 +51,8 @@ class StoreActor:
         clock: Clock,
         on_joined: Callable[[str], None] | None = None,
     ) -> None:
+        if not settings.bulk:
+            settings = msgspec.structs.replace(settings, bulk=facing(settings.router))
         self._settings = settings
         self._on_joined = on_joined
         """Called once, with the bulk endpoint, when the router has given the first lease."""
@@ -67,7 +71,7 @@ class StoreActor:
         self._link: DealerPort | None = None
         self._patience = Patience(settings.router, "a store")
         self._dialer = dialer_of(settings.security)
-        self._guard = guard_of(settings.security)
+        self._guard = guard_of(settings.security, is_member=True)
         self._actor = Actor(
             one_by_one(self._carry_out),
             clock=clock,
@@ -78,6 +82,11 @@ class StoreActor:
         self._upkeep_at = 0.0
         self._bulk_peers: dict[Peer, float] = {}
         self._effects = EffectRunner(self._core, contents, clock, self._answer)
+
+    @property
+    def _endpoint(self) -> str:
+        """Of the bulk socket, as peers are told it."""
+        return advertised(self._bulk.endpoints[0], self._settings.advertise)
 
     def stop(self) -> None:
         """Leave the bus and give all shared memory back."""
@@ -111,7 +120,7 @@ class StoreActor:
 
     async def _run(self) -> str:
         facts = StoreFacts(
-            self._bulk.endpoints[0],
+            self._endpoint,
             self._table.committed,
             host_id(),
             bool(self._settings.disk),
@@ -179,6 +188,9 @@ class StoreActor:
                 self._effects.run(self._core.heed(intent))
             case Stop(reason):
                 self._actor.stop(reason)
+            case LetIn(principals):
+                if self._guard is not None:
+                    self._guard.hand_over(principals)
             case _:
                 # Work taken away goes on: it is short, harmless, and its answer is dropped.
                 pass
@@ -189,7 +201,7 @@ class StoreActor:
             return
         self._patience.joined()
         if self._on_joined is not None:
-            self._on_joined(self._bulk.endpoints[0])
+            self._on_joined(self._endpoint)
             self._on_joined = None
 
     def _link_down(self) -> None:

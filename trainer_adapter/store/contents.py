@@ -10,8 +10,8 @@ from pathlib import Path
 import msgspec
 
 from rolloutbus.bus.actor.process import warn
-from rolloutbus.bus.weights.manifest import first_mismatch
 from rolloutbus.bus.weights.shm import SHM_DIR, SegmentGone
+from rolloutbus.bus.weights.side_by_side import first_mismatch
 from rolloutbus.bus.wire.errors import BusError
 from rolloutbus.bus.wire.messages.weights import Offer, ReserveVersion, RestoreVersion, SealVersion
 from rolloutbus.trainer_adapter.store.files import WeightFiles, place_of

@@ -12,7 +12,8 @@ import msgspec
 from rolloutbus.bus.actor.loop import Clock
 from rolloutbus.bus.actor.process import complain, warn
 from rolloutbus.bus.weights import weight_delta as delta
-from rolloutbus.bus.weights.manifest import Bytes, first_mismatch
+from rolloutbus.bus.weights.manifest import Bytes
+from rolloutbus.bus.weights.side_by_side import first_mismatch
 from rolloutbus.bus.wire.messages.endings import Done
 from rolloutbus.bus.wire.messages.weights import Chunk
 from rolloutbus.trainer_adapter.store import problems

@@ -3,7 +3,11 @@
 import msgspec
 
 from rolloutbus.bus.security.keys import SecuritySettings
-from rolloutbus.bus.transport.endpoints import require_bindable, require_reachable
+from rolloutbus.bus.transport.endpoints import (
+    check_advertised,
+    require_bindable,
+    require_reachable,
+)
 from rolloutbus.bus.wire.errors import SettingsError
 
 
@@ -14,8 +18,12 @@ class StoreSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Endpoint of the router's backend."""
     directory: str
     """Holds the durable record; one store at a time."""
-    bulk: str = "tcp://127.0.0.1:0"
-    """Where manifests and chunks are served; port 0 picks a free one."""
+    bulk: str = ""
+    """Where manifests and chunks are served; port 0 picks a free one. Empty: a free port of the
+    interface that faces the router, which is the loopback if the router's address is."""
+    advertise: str = ""
+    """Host that peers are told instead of that of `bulk`, with the same port: for networks that
+    translate addresses. Empty: the one that is listened on."""
     name: str = "store"
     keep_committed: int = 3
     """Committed versions of each policy whose bytes are kept."""
@@ -30,12 +38,22 @@ class StoreSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Directory below which every sealed version is also written as files, made if missing; a
     store that finds its shared memory empty reads the last committed one back. Empty: none."""
     security: SecuritySettings | None = None
-    """Keys and allow-list; None: this machine only, without keys."""
+    """Keys; without an allow-list of its own the router hands one over. None: this machine only,
+    without keys."""
     exit_with_parent: bool = False
     """Leave when the process that started this one dies."""
 
     def __post_init__(self) -> None:
         require_reachable(self.router, self.security)
-        require_bindable(self.bulk, self.security, is_router=True, is_announced=True)
+        if self.advertise:
+            check_advertised(self.advertise)
+        if self.bulk:
+            require_bindable(
+                self.bulk,
+                self.security,
+                is_router=True,
+                is_announced=not self.advertise,
+                is_member=True,
+            )
         if self.keep_committed < 1 or self.keep_sealed < 1:
             raise SettingsError("keep_committed and keep_sealed must be at least 1")

@@ -222,10 +222,12 @@ class Flushed(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     n_tokens: Natural
 
 
-class Shutdown(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class Shutdown(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """Finish what runs (`drain`) or end it, then leave."""
 
     drain: bool = True
+    comes_back: bool = False
+    """Whoever says so starts the worker again: the router expects it. It is not told to workers."""
 
 
 class ServerInfo(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -255,6 +257,8 @@ class ServerFacts(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Loaded adapters and their versions."""
     asleep: KindNames = msgspec.field(default_factory=list[str])
     """Memory tags released now."""
+    clock_ms: Natural = 0
+    """Milliseconds since 1970 by the clock of the worker's host when it answered; 0: not told."""
 
 
 class WorkerOutcome(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -22,6 +22,13 @@ from rolloutbus.bus.wire.limits import (
 from rolloutbus.bus.wire.messages.generation import Array, Arrays
 
 
+class EngineStarting(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What the host is doing until the engine is ready, for people who wait."""
+
+    doing: Short
+    """Such as `loading weights`."""
+
+
 class EngineReady(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The engine is built and will take work."""
 

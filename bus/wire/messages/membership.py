@@ -10,6 +10,7 @@ import msgspec
 from rolloutbus.bus.wire.durations import Durations, DurationsByName
 from rolloutbus.bus.wire.limits import (
     MAX_MEMBERS,
+    MAX_PRINCIPALS,
     AttemptList,
     BacklogRows,
     Claims,
@@ -22,6 +23,8 @@ from rolloutbus.bus.wire.limits import (
     KindNames,
     MarkNews,
     Natural,
+    Patterns,
+    Priority,
     Rids,
     RouterEpoch,
     Sentence,
@@ -135,6 +138,52 @@ class Hello(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaul
     """Of a member: what a router told it last, or what its record says."""
 
 
+def served_by(hello: Hello) -> list[str]:
+    """Endpoints that a member listens on for others."""
+    served: list[str] = []
+    if hello.worker is not None:
+        served += [hello.worker.stream, hello.worker.bulk]
+    if hello.store is not None:
+        served.append(hello.store.bulk)
+    return [endpoint for endpoint in served if endpoint]
+
+
+class AllowedKey(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """One key of the allow-list, and its rights; see `bus.security.principals.Principal`."""
+
+    key: Short
+    name: Short
+    role: Short
+    actors: Patterns = msgspec.field(default_factory=list[str])
+    sessions: Patterns = msgspec.field(default_factory=list[str])
+    priorities: tuple[Priority, Priority] = (0, 0)
+
+
+AllowedKeys = Annotated[list[AllowedKey], msgspec.Meta(max_length=MAX_PRINCIPALS)]
+
+
+class HandedKeys(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Router to member: the allow-list, the whole of it, after the welcome and at each change."""
+
+    stamp: Short
+    """Digest of the list; members repeat it in their heartbeats."""
+    keys: AllowedKeys
+
+
+class Enrol(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Who holds an invitation asks the router to let a key of theirs in."""
+
+    key: Short
+    """Public key, 64 hexadecimal digits."""
+
+
+class Enrolled(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The key stands in the allow-list."""
+
+    name: Short
+    role: Short
+
+
 class Member(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """One worker as the router sees it."""
 
@@ -184,12 +233,16 @@ class Members(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     fleet: Short = ""
 
 
+EXPLAINED = frozenset({"bad-hello", "protocol", "unreachable"})
+"""Codes of a dismissal of which the operator of the one dismissed must read the message."""
+
+
 class Dismissed(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The router will not serve this connection (again)."""
 
     code: Short
     """`unknown-peer` (say hello again), `replaced`, `protocol`, `bad-hello`, `forbidden`,
-    `other-fleet`, `shutting-down`."""
+    `other-fleet`, `unreachable`, `shutting-down`."""
     message: Sentence
 
 
@@ -240,6 +293,8 @@ class Heartbeat(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_de
     """What it has measured since then; absent: nothing of this name."""
     gauges: Gauges = msgspec.field(default_factory=dict[str, float])
     """Figures of the moment, of a store."""
+    keys: Short = ""
+    """Stamp of the allow-list that the router handed over this connection; empty: none yet."""
 
 
 class ClientHeartbeat(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -86,6 +86,7 @@ def facts_of(
             "torch": str(torch.__version__),
             "transformers": transformers.__version__,
         },
+        is_made_up=str(arguments.get("load_format")) == "dummy",
     )
 
 

@@ -63,8 +63,13 @@ def named(arguments: Mapping[str, object]) -> dict[str, object]:
 
 def first_gpu(arguments: Mapping[str, object], index: int) -> int:
     """Where the engine of this worker begins; arguments as `named` gives them."""
-    n_gpus = _whole("tp_size", arguments, default=1, least=1)
-    return _whole("base_gpu_id", arguments, default=0, least=0) + index * n_gpus
+    first = _whole("base_gpu_id", arguments, default=0, least=0)
+    return first + index * tensor_parallel(arguments)
+
+
+def tensor_parallel(arguments: Mapping[str, object]) -> int:
+    """GPUs that share the model's tensors; arguments as `named` gives them."""
+    return _whole("tp_size", arguments, default=1, least=1)
 
 
 def _whole(name: str, arguments: Mapping[str, object], *, default: int, least: int) -> int:

@@ -38,16 +38,19 @@ from rolloutbus.engine_worker.engines.sglang.schedulers.wire import (
     Unstage,
     VersionStaged,
 )
+from rolloutbus.engine_worker.engines.shared.made_up_weights import checkpoint_tensors
 from rolloutbus.engine_worker.weights.buffers import SpareBuffer, Whereabouts, shared_buffer
 from rolloutbus.engine_worker.weights.checks import require_bytes
 from rolloutbus.engine_worker.weights.raw_tensor import HandleBook, RawTensor
+from rolloutbus.engine_worker.weights.torch_tensors import DTYPE_NAMES
 
 
 def tensors_of(model: Path) -> Sequence[CheckpointTensor]:
-    """All of them by name, in the order of the files.
+    """All of them by name, in the order of the files; without files, as the configuration says.
 
     Raises:
-        ValueError: a file is none of the safetensors format; names it.
+        ValueError: a file is none of the safetensors format; names it. Or there is none, and the
+            configuration does not tell.
     """
     found: dict[str, CheckpointTensor] = {}
     for path in sorted(model.glob("*.safetensors")):
@@ -60,7 +63,15 @@ def tensors_of(model: Path) -> Sequence[CheckpointTensor]:
         in_order = sorted(ranges.items(), key=lambda item: item[1].start)
         for name, place in in_order:
             found.setdefault(name, CheckpointTensor(name, place.dtype, place.shape))
-    return [*found.values()]
+    return [*found.values()] or _tensors_to_come(model)
+
+
+def _tensors_to_come(model: Path) -> Sequence[CheckpointTensor]:
+    """Those that a trainer is to bring to a model without files."""
+    return [
+        CheckpointTensor(name, DTYPE_NAMES[tensor.dtype], tuple(tensor.shape))
+        for name, tensor in checkpoint_tensors(model).items()
+    ]
 
 
 class _Piece(NamedTuple):

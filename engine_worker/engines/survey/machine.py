@@ -2,8 +2,9 @@
 
 import os
 import platform
+import resource
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from importlib import metadata
 from pathlib import Path
 from typing import Literal
@@ -26,6 +27,9 @@ class Finding(msgspec.Struct, frozen=True):
 
 SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - it is only measured
 GIB = 1 << 30
+SMALL_SHARED_BYTES = 1 * GIB
+"""A container of Docker has 64 MiB unless told otherwise."""
+MANY_FILES = 4096
 DRIVER = Path("/proc/driver/nvidia/version")
 REQUIRED = ("msgspec", "numpy", "pyzmq", "uvloop", "xxhash", "zstandard")
 OPTIONAL = {
@@ -51,13 +55,30 @@ def machine() -> Iterator[Finding]:
     available, total = memory["MemAvailable"], memory["MemTotal"]
     says = f"{available / GIB:.1f} of {total / GIB:.1f} GiB available"
     yield Finding("machine", "memory", "ok", says)
-    shared = shutil.disk_usage(SHARED_MEMORY).free if SHARED_MEMORY.is_dir() else 0
-    yield Finding(
-        "machine",
-        "shared memory",
-        "ok" if shared else "missing",
-        f"{shared / GIB:.1f} GiB free; a weight version that this machine takes needs its size",
-    )
+    yield _shared_memory()
+    yield _open_files()
+
+
+def _shared_memory() -> Finding:
+    name = "shared memory"
+    if not SHARED_MEMORY.is_dir():
+        says = f"there is no {SHARED_MEMORY}: weights cannot be published from here; mount a tmpfs"
+        return Finding("machine", name, "missing", says)
+    usage = shutil.disk_usage(SHARED_MEMORY)
+    says = f"{usage.free / GIB:.1f} of {usage.total / GIB:.1f} GiB free"
+    if usage.total < SMALL_SHARED_BYTES:
+        says += ": too little for weights; give a container --shm-size (Docker), or mount a memory "
+        return Finding("machine", name, "note", f"{says}volume at {SHARED_MEMORY} (Kubernetes)")
+    return Finding("machine", name, "ok", f"{says}; a weight version needs its size of it here")
+
+
+def _open_files() -> Finding:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    says = f"{soft} open files now, {hard} at most"
+    if hard == resource.RLIM_INFINITY or hard >= MANY_FILES:
+        return Finding("machine", "descriptors", "ok", f"{says}; actors take what they need")
+    says += f": a router of a large fleet needs {MANY_FILES}; raise the hard limit (`ulimit -Hn`, "
+    return Finding("machine", "descriptors", "note", f"{says}LimitNOFILE= of a systemd unit)")
 
 
 def packages() -> Iterator[Finding]:
@@ -107,6 +128,20 @@ def devices() -> Iterator[Finding]:
             f"{torch.cuda.get_device_name(index)}, {free / GIB:.1f} of {total / GIB:.1f} GiB free, "
             f"compute capability {major}.{minor}",
         )
+    yield from _gpu_peers(torch.cuda.device_count(), torch.cuda.can_device_access_peer)
+
+
+def _gpu_peers(n_gpus: int, can_access: Callable[[int, int], bool]) -> Iterator[Finding]:
+    """Whether GPUs of this machine reach each other's memory; nothing where there is one."""
+    pairs = [(a, b) for a in range(n_gpus) for b in range(n_gpus) if a != b]
+    apart = [f"{a} to {b}" for a, b in pairs if not can_access(a, b)]
+    if apart:
+        says = f"no direct access from {', '.join(apart)}: weights go through the host's memory"
+        advice = "see `nvidia-smi topo -m`, and switch ACS off where it is on"
+        yield Finding("devices", "GPU peers", "note", f"{says}; {advice}")
+    elif pairs:
+        says = f"all {n_gpus} GPUs reach each other's memory"
+        yield Finding("devices", "GPU peers", "ok", says)
 
 
 def _why_no_gpu(cuda: str | None) -> str:

@@ -29,6 +29,8 @@ def model(path: Path) -> Iterator[Finding]:
     yield Finding("model", "config.json", "ok", f"{', '.join(names)}, {config.get('model_type')}")
     sizes = [file.stat().st_size for file in path.glob("*.safetensors")]
     says = f"{sum(sizes) / GIB:.2f} GiB in {len(sizes)} safetensors files"
+    if not sizes:
+        says = "no safetensors files; load_format=dummy starts without, for a trainer to bring them"
     yield Finding("model", "weights", "ok" if sizes else "failed", says)
     tokenizer = any(path.glob("tokenizer*"))
     says = "there" if tokenizer else "none: only token ids, no --text"

@@ -11,6 +11,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.utils import logging as transformers_logging
 
 from rolloutbus.engine_worker.engine import Bytes, TensorSpec
+from rolloutbus.engine_worker.engines.shared.made_up_weights import made_up_model
 from rolloutbus.engine_worker.engines.transformers.settings import TransformersSettings
 from rolloutbus.engine_worker.weights.raw_tensor import RawTensor
 from rolloutbus.engine_worker.weights.torch_tensors import DTYPE_NAMES
@@ -90,6 +91,10 @@ class ModelWeights:
 
 
 MAX_DEFAULT_KV_TOKENS = 65_536
+OTHERWISE = (
+    'other formats are not loaded; load_format="dummy" starts without weights, which a trainer '
+    "brings then"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,8 +127,9 @@ def load_causal_lm(settings: TransformersSettings) -> CausalLm:
     path = Path(settings.model)
     if not (path / "config.json").is_file():
         raise ValueError(f"model: {path} is not a directory with a config.json")
-    if not any(path.glob("*.safetensors")):
-        raise ValueError(f"model: {path} has no .safetensors file; other formats are not loaded")
+    is_made_up = settings.load_format == "dummy"
+    if not is_made_up and not any(path.glob("*.safetensors")):
+        raise ValueError(f"model: {path} has no .safetensors file; {OTHERWISE}")
     transformers_logging.disable_progress_bar()
     device = _device(settings.device)
     dtype = torch.float32 if settings.dtype == "float32" else torch.bfloat16
@@ -133,15 +139,19 @@ def load_causal_lm(settings: TransformersSettings) -> CausalLm:
     windows = _windows(text)
     # The fused kernels cannot cap attention scores; transformers refuses the combination.
     is_eager = "attn_logit_softcapping" in text.to_dict()
-    model = models.from_pretrained(
-        path,
-        config=config,
-        dtype=dtype,
-        local_files_only=True,
-        trust_remote_code=False,
-        use_safetensors=True,
-        attn_implementation="eager" if is_eager else "sdpa",
-    )
+    attention = "eager" if is_eager else "sdpa"
+    if is_made_up:
+        model = made_up_model(path, config, dtype=dtype, attn_implementation=attention)
+    else:
+        model = models.from_pretrained(
+            path,
+            config=config,
+            dtype=dtype,
+            local_files_only=True,
+            trust_remote_code=False,
+            use_safetensors=True,
+            attn_implementation=attention,
+        )
     model.to(device).eval().requires_grad_(False)  # noqa: FBT003 - torch's own signature
     return CausalLm(
         model=model,

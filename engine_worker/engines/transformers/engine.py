@@ -349,6 +349,7 @@ class TransformersEngine:
                 **({"xgrammar": xgrammar} if xgrammar else {}),
             },
             lost=_lost(has_text=tokenizer is not None, has_grammars=bool(xgrammar)),
+            is_made_up=settings.load_format == "dummy",
         )
         self._chance = random.Random(settings.random_seed)  # noqa: S311 - sampling, not secrets
         self._sink = sink

@@ -12,6 +12,8 @@ class TransformersSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=Tr
 
     model: str
     """Local directory with config.json and safetensors files. Nothing is downloaded."""
+    load_format: Literal["safetensors", "dummy"] = "safetensors"
+    """`dummy`: no weight file is read, version 0 is made up, and a trainer brings the first one."""
     dtype: Literal["float32", "bfloat16"] = "float32"
     device: Literal["cpu", "cuda", "auto"] = "auto"
     slots: Count = 32

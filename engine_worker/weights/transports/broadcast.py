@@ -8,7 +8,7 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 
-from rolloutbus.bus.weights.manifest import Bytes, first_mismatch
+from rolloutbus.bus.weights.manifest import Bytes
 from rolloutbus.bus.weights.rank_group import (
     END,
     GO,
@@ -26,6 +26,7 @@ from rolloutbus.bus.weights.rank_group import (
     seat_key,
     write_report,
 )
+from rolloutbus.bus.weights.side_by_side import first_mismatch
 from rolloutbus.bus.wire.errors import EngineFailed
 from rolloutbus.bus.wire.messages.weights import Bucket, Manifest, Offer
 from rolloutbus.engine_worker.weights.checks import wrong_bytes

@@ -7,7 +7,8 @@ from functools import partial
 import numpy as np
 
 from rolloutbus.bus.transport.bulk import BulkLink
-from rolloutbus.bus.weights.manifest import Bytes, bytes_of, first_mismatch, total_bytes
+from rolloutbus.bus.weights.manifest import Bytes, bytes_of, total_bytes
+from rolloutbus.bus.weights.side_by_side import first_mismatch
 from rolloutbus.bus.weights.weight_delta import apply, check_parts
 from rolloutbus.bus.wire.errors import EngineFailed, RemoteProtocolError
 from rolloutbus.bus.wire.messages.weights import (

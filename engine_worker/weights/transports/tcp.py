@@ -8,7 +8,8 @@ import asyncio
 
 from rolloutbus.bus.security.zmq_curve import Dialer
 from rolloutbus.bus.transport.bulk import WINDOW, BulkLink
-from rolloutbus.bus.weights.manifest import Bytes, first_mismatch, total_bytes
+from rolloutbus.bus.weights.manifest import Bytes, total_bytes
+from rolloutbus.bus.weights.side_by_side import first_mismatch
 from rolloutbus.bus.wire.errors import BusError, EngineFailed, PeerLost
 from rolloutbus.bus.wire.messages.weights import Manifest, PrepareUpdate, PullChunk
 from rolloutbus.engine_worker.weights.arrival import Arrival, AskedBytes, Giver

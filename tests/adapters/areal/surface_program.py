@@ -65,11 +65,13 @@ def main() -> None:
     backend = FleetBackend()
     meta = WeightUpdateMeta(type="xccl")
     second = InferenceEngineConfig(backend="sglang:d1", _version="v2")
+    hasty = InferenceEngineConfig(backend="sglang:d1", setup_timeout=1)
     told = {
         "lacks": lacks(),
         "routed": routed(gateway, nobody),
         "two": reason(lambda: RemoteFleetEngine(config).initialize("0", [gateway, nobody])),
         "none": reason(lambda: RemoteFleetEngine(config).initialize("0")),
+        "absent": reason(lambda: RemoteFleetEngine(hasty).initialize("0", nobody)),
         "second": reason(lambda: RemoteFleetEngine(second)),
         "group": reason(lambda: backend.build_init_weights_group_request(gateway, 0, meta)),
         "chunk": reason(lambda: backend.build_distributed_weight_update_requests(meta, [])),

@@ -1,38 +1,32 @@
 """AReaL's own rollout engine samples on a fleet, in an environment and a process of its own."""
 
-import asyncio
-import json
-import os
 import socket
-from asyncio.subprocess import PIPE
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import pytest_asyncio
+from transformers import AutoTokenizer, Qwen2Config, Qwen2ForCausalLM
 
 import rolloutbus
 from rolloutbus import Fleet, WeightPublisher
 from rolloutbus.examples.tiny_model import build_tiny_model, load_tiny_model
+from tests.adapters.programs import Line, lines_of, program
 from tests.integration.gateway_process import Gateway, gateway
 
-ROOT = Path(__file__).parents[3]
-PYTHON = ROOT / ".venv-areal" / "bin" / "python"
 HERE = Path(__file__).parent
-DEADLINE_S = 90.0
-"""Of every line; imports alone take 20 s on a busy machine."""
 N_STEPS = 5
 N_SAMPLES = 8
+SEQUENCE_TOKENS = 15
+"""Of a prompt and its answer, on the average."""
 
 pytestmark = [
     pytest.mark.adapters,
     pytest.mark.timeout(300),
     pytest.mark.asyncio(loop_scope="module"),
 ]
-
-Line = dict[str, Any]
 
 
 @pytest.fixture(scope="module")
@@ -64,29 +58,49 @@ async def served(fleet: Fleet, model: Path, root: Path) -> AsyncIterator[Gateway
         yield running
 
 
-async def told_by(program: str, *arguments: str) -> AsyncGenerator[Line]:
-    """Run a program of this folder; each line that it prints."""
-    without = {name: value for name, value in os.environ.items() if not name.startswith("AREAL_")}
-    process = await asyncio.create_subprocess_exec(
-        *(PYTHON, HERE / program, *arguments),
-        cwd=ROOT,
-        stdout=PIPE,
-        env={**without, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)},
-    )
-    try:
-        assert process.stdout is not None
-        while True:
-            async with asyncio.timeout(DEADLINE_S):
-                text = await process.stdout.readline()
-            if not text:
-                break
-            if text.startswith(b"{"):  # others are AReaL's log
-                yield json.loads(text)
-        assert await process.wait() == 0
-    finally:
-        if process.returncode is None:
-            process.kill()
-            await process.wait()
+async def told_by(name: str, *arguments: str, **more: str) -> AsyncGenerator[Line]:
+    """Run a program of this folder, with more of an environment; each line that it prints."""
+    async with program("areal", HERE / name, *arguments, **more) as process:
+        async for line in lines_of(process):
+            yield line
+
+
+async def test_areals_trainer_trains_on_tokens_of_the_fleet(root: Path) -> None:
+    """Its own processes, and a fleet that a run before it has left paused."""
+    model = root / "qwen"
+    save_qwen_model(model)
+    words = ["--config", str(HERE / "trainer.yaml"), f"tokenizer_path={model}"]
+    steps: list[Line] = []
+    options = {"threads": 1}
+    async with (
+        rolloutbus.up(model=model, workers=2, engine_options=options, weights_dir=root) as fleet,
+        rolloutbus.connect(fleet.address) as client,
+        gateway("--address", fleet.address, "--weights-root", str(root)) as served,
+        aclosing(
+            told_by(
+                "trainer_program.py",
+                *words,
+                f"cluster.fileroot={root}",
+                AREAL_LLM_SERVER_ADDRS=_address(served),
+            )
+        ) as lines,
+    ):
+        await client.pause("abort")
+        async for line in lines:
+            steps.append(line)
+            if line["step"] == 1:
+                fleet.kill("w0")
+        committed = (await client.status()).committed["default"]
+
+    assert [line["step"] for line in steps] == [1, 2, 3]
+    assert committed >= 3
+    for line in steps:
+        assert line["ppo_actor/n_seqs"] == 16
+        assert line["ppo_actor/seq_len/avg"] == SEQUENCE_TOKENS
+        if line["ppo_actor/update/version_stats/sample_staleness_theta_max"] == 0:
+            for end in ("min", "max"):
+                gap = line[f"ppo_actor/update/compute_logp/kl_div_direct/{end}"]
+                assert abs(gap) < 1e-4, "tokens are as likely as the trainer computes"
 
 
 async def test_each_token_has_the_version_that_its_worker_attests(
@@ -150,10 +164,31 @@ async def test_what_a_fleet_cannot_is_refused_and_healthy_gateways_are_chosen(
     assert "name one" in told["two"]
     assert "rolloutbus up" in told["none"]
     assert "rolloutbus up" in told["launch"]
+    assert f"no worker takes requests at http://{absent}" in told["absent"]
     assert "v1" in told["second"]
     assert "weight_update_mode=disk" in told["group"]
     assert "weight_update_mode=disk" in told["chunk"]
     assert "RemoteProtocolError" in told["stranger"]
+
+
+def save_qwen_model(path: Path) -> None:
+    """Write a tiny model of a kind that AReaL trains, with a tokenizer as it wants one."""
+    build_tiny_model(path, seed=0)
+    tokenizer = cast("Any", AutoTokenizer).from_pretrained(path)
+    tokenizer.eos_token = tokenizer.pad_token
+    tokenizer.save_pretrained(path)
+    config = Qwen2Config(
+        vocab_size=len(tokenizer),
+        hidden_size=128,
+        intermediate_size=256,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=4,
+        max_position_embeddings=128,
+        eos_token_id=None,
+        tie_word_embeddings=False,
+    )
+    cast("Any", Qwen2ForCausalLM(config)).save_pretrained(path)
 
 
 def _address(served: Gateway) -> str:

@@ -204,6 +204,16 @@ async def test_what_a_fleet_has_not_is_refused_by_name(
     assert why in str(refused.value)
 
 
+async def test_a_new_run_goes_on_where_a_killed_one_left_a_pause(
+    trainer: Trainer, client: RolloutClient
+) -> None:
+    await trainer.do("sync", shift=0)
+    await client.pause()
+    await trainer.do("use_adapter", is_used=False)  # which makes the engine anew
+    told = await trainer.do("sample", prompts=[[2]], max_tokens=2)
+    assert told["output"]["response_ids"] == [said_after([2], 2)]
+
+
 async def test_it_connects_again_after_a_teardown(trainer: Trainer) -> None:
     await trainer.call("teardown")
     await trainer.call("teardown")

@@ -1,14 +1,12 @@
 """TRL's own trainers train on a fleet, in an environment and processes of their own."""
 
 import asyncio
-import json
 import os
 import signal
-from asyncio.subprocess import PIPE, Process
+from asyncio.subprocess import Process
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
-from typing import Any
 
 import pytest
 import pytest_asyncio
@@ -16,12 +14,9 @@ import pytest_asyncio
 import rolloutbus
 from rolloutbus import Fleet
 from rolloutbus.examples.tiny_model import build_tiny_model
+from tests.adapters.programs import DEADLINE_S, Line, lines_of, program
 
-ROOT = Path(__file__).parents[3]
-PYTHON = ROOT / ".venv-trl" / "bin" / "python"
 HERE = Path(__file__).parent
-DEADLINE_S = 90.0
-"""Of every line; imports alone take 20 s on a busy machine."""
 N_STEPS = 20
 FROZEN_S = 10.0
 BATCH = 8
@@ -33,8 +28,6 @@ pytestmark = [
     pytest.mark.timeout(300),
     pytest.mark.asyncio(loop_scope="module"),
 ]
-
-Line = dict[str, Any]
 
 
 @pytest.fixture(scope="module")
@@ -54,18 +47,15 @@ class Training:
     """A trainer under way."""
 
     def __init__(self, process: Process) -> None:
-        self._process = process
+        self._lines = lines_of(process)
+        self.kill = process.kill
 
     async def step(self) -> Line | None:
         """What it tells of the next step; None at its end."""
-        assert self._process.stdout is not None
-        async with asyncio.timeout(DEADLINE_S):
-            while text := await self._process.stdout.readline():
-                line = json.loads(text)
-                if "loss" in line:  # the last one sums up
-                    return line
-            assert await self._process.wait() == 0
-            return None
+        async for line in self._lines:
+            if "loss" in line:  # the last one sums up
+                return line
+        return None
 
     async def steps(self) -> list[Line]:
         """Those of all steps that are left."""
@@ -84,21 +74,12 @@ def train(fleet: Fleet, model: Path, tmp_path: Path) -> Train:
 
     @asynccontextmanager
     async def training(
-        program: str, n_steps: int, options: str = "", launcher: str = ""
+        program_name: str, n_steps: int, options: str = "", launcher: str = ""
     ) -> AsyncGenerator[Training]:
-        process = await asyncio.create_subprocess_exec(
-            *(PYTHON, *launcher.split(), HERE / program, fleet.address, model, tmp_path),
-            *("--steps", str(n_steps), *options.split()),
-            cwd=ROOT,
-            stdout=PIPE,
-            env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)},
-        )
-        try:
+        command = (*launcher.split(), HERE / program_name, fleet.address, model, tmp_path)
+        more = ("--steps", n_steps, *options.split())
+        async with program("trl", *command, *more) as process:
             yield Training(process)
-        finally:
-            if process.returncode is None:
-                process.kill()
-                await process.wait()
 
     return training
 
@@ -166,6 +147,34 @@ async def test_async_grpo_knows_how_stale_its_samples_are(fleet: Fleet, train: T
     assert steps[0]["ratio"] == pytest.approx(1, abs=1e-4)
     stale = [line["sample/staleness_max"] for line in steps]
     assert 0 < max(stale) <= N_STALE, "it is asynchronous, within the bound"
+
+
+async def test_who_trains_the_same_policy_is_noticed(
+    fleet: Fleet, model: Path, *, is_exhaustive: bool
+) -> None:
+    if not is_exhaustive:
+        pytest.skip("left to `make nightly`")
+    command = (HERE / "two_trainers_program.py", fleet.address, model)
+    async with program("trl", *command) as process:
+        said, _ = await asyncio.wait_for(process.communicate(), DEADLINE_S)
+    assert b"version_unavailable: policy 'default' is at version 2" in said
+
+
+async def test_a_killed_trainer_leaves_no_process(
+    fleet: Fleet, train: Train, *, is_exhaustive: bool
+) -> None:
+    if not is_exhaustive:
+        pytest.skip("left to `make nightly`")
+    async with (
+        train("async_program.py", N_STEPS) as trainer,
+        rolloutbus.connect(fleet.address) as client,
+    ):
+        assert await trainer.step() is not None
+        assert (await client.status()).n_clients > 1
+        trainer.kill()
+        async with asyncio.timeout(DEADLINE_S):
+            while (await client.status()).n_clients > 1:
+                pass
 
 
 def assert_on_policy(steps: list[Line]) -> None:

@@ -32,6 +32,8 @@ DEADLINE_S = 240.0
 PROMPT = [1, 5, 6, 7]
 LONG = 100
 STEP, NEXT_STEP = 7, 8
+N_RANKS = 2
+"""Of verl's trainer, each of which holds half of the model."""
 N_STEPS, BATCH, N_EACH, N_TOKENS = 3, 4, 4, 12
 TEXTS = ["12", "123", "1", "21"]
 CHAT_TEMPLATE = "{% for m in messages %}{{ m['content'] }}{% endfor %}="
@@ -65,17 +67,17 @@ TINY = (
     "reward.num_workers=1",
     "transfer_queue.backend.SimpleStorage.num_data_storage_units=1",
     "ray_kwargs.ray_init.num_cpus=12",
-    "+ray_kwargs.ray_init.num_gpus=1",
+    f"+ray_kwargs.ray_init.num_gpus={N_RANKS}",
     "+ray_kwargs.ray_init.include_dashboard=False",
     "trainer.device=cpu",
     "trainer.nnodes=1",
-    "trainer.n_gpus_per_node=1",
+    f"trainer.n_gpus_per_node={N_RANKS}",
     f"trainer.total_training_steps={N_STEPS}",
     "trainer.logger=[file]",
     "trainer.val_before_train=False",
     "trainer.resume_mode=disable",
 )
-"""A small run on a CPU; Ray takes it for a GPU."""
+"""A small run on a CPU; Ray takes each rank's for a GPU."""
 
 pytestmark = [
     pytest.mark.adapters,

@@ -8,14 +8,8 @@ import zstandard
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rolloutbus.bus.weights.manifest import (
-    Bytes,
-    bytes_of,
-    digest_of,
-    first_mismatch,
-    lay_out,
-    total_bytes,
-)
+from rolloutbus.bus.weights.manifest import Bytes, bytes_of, digest_of, lay_out, total_bytes
+from rolloutbus.bus.weights.side_by_side import first_mismatch
 from rolloutbus.bus.weights.weight_delta import apply, check_parts, encode
 from rolloutbus.bus.wire.errors import RemoteProtocolError
 from rolloutbus.bus.wire.messages.weights import DeltaPart, Tensor

@@ -4,12 +4,16 @@ import pytest
 
 from rolloutbus.bus.security.keys import SecuritySettings
 from rolloutbus.bus.transport.endpoints import (
+    advertised,
+    check_advertised,
+    is_out_of_reach,
     require_bindable,
     require_local,
     require_reachable,
     split_key,
     with_key,
 )
+from rolloutbus.bus.transport.interfaces import facing, is_own
 from rolloutbus.bus.wire.errors import SettingsError
 
 KEY = "ab" * 32
@@ -104,3 +108,72 @@ def test_what_is_no_port_is_not_taken_for_another(port: str) -> None:
 def test_nobody_connects_to_a_port_that_is_to_be_chosen() -> None:
     with pytest.raises(SettingsError, match="port 0"):
         require_reachable("tcp://127.0.0.1:0", None)
+
+
+def test_a_member_needs_a_key_and_is_handed_the_list() -> None:
+    key_only = SecuritySettings(key_file="k")
+    assert require_bindable("tcp://10.0.0.1:7", key_only, is_router=True, is_member=True)
+    with pytest.raises(SettingsError, match="key_file"):
+        require_bindable("tcp://10.0.0.1:7", SecuritySettings(allow_list="l"), is_member=True)
+
+
+@pytest.mark.parametrize(
+    ("host", "told"),
+    [
+        ("", f"tcp://10.0.0.1:7#{KEY}"),
+        ("gpu-7.example.org", f"tcp://gpu-7.example.org:7#{KEY}"),
+        ("2001:db8::7", f"tcp://[2001:db8::7]:7#{KEY}"),
+    ],
+)
+def test_another_host_may_be_told_instead_of_the_one_that_is_listened_on(
+    host: str, told: str
+) -> None:
+    assert advertised(f"tcp://10.0.0.1:7#{KEY}", host) == told
+    assert advertised("ipc:///run/x", host) == "ipc:///run/x"
+
+
+@pytest.mark.parametrize("host", ["10.0.0.1:7777", "tcp://a", "*", "0.0.0.0", "::", "a b", "-a"])  # noqa: S104
+def test_what_is_no_host_is_not_advertised(host: str) -> None:
+    with pytest.raises(SettingsError, match="advertise"):
+        check_advertised(host)
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "router", "is_far"),
+    [
+        (f"tcp://127.0.0.1:7#{KEY}", f"tcp://10.0.0.1:7777#{KEY}", True),
+        ("ipc:///run/x", "tcp://10.0.0.1:7777", True),
+        ("tcp://10.0.0.1:7", "tcp://10.0.0.1:7777", False),
+        ("tcp://127.0.0.1:7", "tcp://127.0.0.1:7777", False),
+        ("tcp://127.0.0.1:7", "ipc:///run/router", False),
+        ("", "tcp://10.0.0.1:7777", False),
+    ],
+)
+def test_local_endpoints_of_another_host_are_out_of_reach(
+    endpoint: str, router: str, *, is_far: bool
+) -> None:
+    assert is_out_of_reach(endpoint, router) is is_far
+
+
+@pytest.mark.parametrize("router", ["tcp://127.0.0.1:7778", "tcp://[::1]:7", "ipc:///run/r"])
+def test_members_of_a_local_router_listen_on_the_loopback(router: str) -> None:
+    assert facing(router) == "tcp://127.0.0.1:0"
+
+
+@pytest.mark.parametrize("router", ["tcp://0.0.0.0:7778", "tcp://[::]:7778"])
+def test_a_router_is_not_connected_to_by_every_interface(router: str) -> None:
+    with pytest.raises(SettingsError, match="on the network"):
+        facing(router)
+
+
+def test_a_host_without_an_address_is_told_to_name_one() -> None:
+    with pytest.raises(SettingsError, match="--stream"):
+        facing("tcp://no-such-host.invalid:7778")
+
+
+@pytest.mark.parametrize(
+    ("address", "is_ours"),
+    [("127.0.0.1", True), ("::ffff:127.0.0.1", True), ("192.0.2.7", False), ("nonsense", False)],
+)
+def test_own_addresses_are_known(address: str, *, is_ours: bool) -> None:
+    assert is_own(address) is is_ours

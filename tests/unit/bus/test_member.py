@@ -8,13 +8,21 @@ import pytest
 from rolloutbus.bus.actor.effects import Connect, Send, Stop
 from rolloutbus.bus.actor.loop import ManualClock
 from rolloutbus.bus.membership.core import MemberCore, MemberIdentity, Vitals
-from rolloutbus.bus.membership.deliveries import Execute, MemberEffect, StopSilently, StopWork
+from rolloutbus.bus.membership.deliveries import (
+    Execute,
+    LetIn,
+    MemberEffect,
+    StopSilently,
+    StopWork,
+)
+from rolloutbus.bus.security.principals import Principal, handed
 from rolloutbus.bus.settings import LeaseSettings
 from rolloutbus.bus.wire.codec import pack, unpack
 from rolloutbus.bus.wire.entry import AttemptKey, Entry, RequestId
 from rolloutbus.bus.wire.messages.endings import Accepted, Ack, Done, Fenced
 from rolloutbus.bus.wire.messages.membership import (
     Dismissed,
+    HandedKeys,
     Heartbeat,
     Hello,
     Lease,
@@ -272,6 +280,32 @@ def test_unknown_peer_is_answered_with_one_hello(leased: Bench) -> None:
 def test_replaced_member_stops(leased: Bench) -> None:
     effects = leased.say(Entry("dismissed", body=pack(Dismissed("replaced", ""))))
     assert [type(effect) for effect in effects] == [StopWork, Stop]
+
+
+def test_a_member_that_is_refused_for_good_tells_its_operator_why(leased: Bench) -> None:
+    why = Entry("dismissed", body=pack(Dismissed("unreachable", "start it with --advertise")))
+    assert Stop("unreachable: start it with --advertise") in leased.say(why)
+
+
+def test_the_allow_list_is_passed_on_and_its_stamp_repeated_on_the_same_link(leased: Bench) -> None:
+    keys = handed([Principal("aa" * 32, "ann", "trainer")])
+    (effect,) = leased.say(Entry("allow_list", body=pack(keys)))
+    assert isinstance(effect, LetIn)
+    assert effect.principals.keys() == {"aa" * 32}
+    leased.pass_time(0.6, answered=True)
+    assert leased.last_heartbeat().keys == keys.stamp
+    leased.collect(leased.core.link_down(leased.now))
+    leased.pass_time(1.5, answered=False)
+    assert leased.sent("hello")[1:]
+    # An older router would not know the field.
+    assert leased.last_heartbeat().keys == ""
+
+
+def test_a_list_that_makes_no_sense_changes_nothing_and_is_counted(leased: Bench) -> None:
+    keys = handed([Principal("aa" * 32, "ann", "trainer")])
+    broken = HandedKeys(keys.stamp, [*keys.keys, *keys.keys])
+    assert leased.say(Entry("allow_list", body=pack(broken))) == []
+    assert leased.core.counters.malformed == 1
 
 
 def test_binding_only_goes_upward(leased: Bench) -> None:

@@ -92,11 +92,10 @@ LONG = SamplingParams(max_new_tokens=100)
 class Bench:
     """A worker core between a scripted router and a scripted engine host."""
 
-    def __init__(self) -> None:
+    def __init__(self, settings: WorkerSettings | None = None, *, drain_s: float = 0.0) -> None:
         self.clock = ManualClock()
-        self.core = WorkerCore(
-            WorkerSettings("w0", "ipc:///r"), "b0" * 16, "ipc:///s", 1, random.Random(3)
-        )
+        settings = settings or WorkerSettings("w0", "ipc:///r", drain_s=drain_s)
+        self.core = WorkerCore(settings, "b0" * 16, "ipc:///s", 1, random.Random(3))
         self.said = Said(self.core.start(self.now))
         self.steps = 0
         self.version = 0
@@ -131,6 +130,10 @@ class Bench:
                 self.engine_heartbeat()
             if len(self.said.sent("beat")) > n_heartbeats:
                 self.lease()
+
+    def told_to_leave(self) -> None:
+        """SIGTERM."""
+        self.collect(self.core.drain(self.now))
 
     def engine_heartbeat(self, *, torn: bool = False) -> None:
         heartbeat = EngineHeartbeat(self.steps, 0, 0, 0, self.version, torn)

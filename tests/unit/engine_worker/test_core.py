@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 
 from rolloutbus.bus.actor.effects import Connect, Publish
-from rolloutbus.bus.wire.codec import topic_of, unpack, unpack_result
+from rolloutbus.bus.wire.codec import pack, topic_of, unpack, unpack_result
+from rolloutbus.bus.wire.entry import Entry
 from rolloutbus.bus.wire.messages.endings import Problem
 from rolloutbus.bus.wire.messages.generation import (
     Abort,
@@ -14,7 +15,8 @@ from rolloutbus.bus.wire.messages.generation import (
     Repaired,
     SamplingParams,
 )
-from rolloutbus.engine_worker.worker.effects import StartHost
+from rolloutbus.bus.wire.messages.host import EngineStarting
+from rolloutbus.engine_worker.worker.effects import StartHost, TellProgress
 from tests.unit.engine_worker.core_bench import Bench
 
 
@@ -24,6 +26,12 @@ def test_worker_stays_off_the_bus_until_its_engine_is_ready(new: Bench) -> None:
     new.join()
     assert any(isinstance(effect, Connect) for effect in new.said.effects)
     assert new.said.heartbeat().state == "ready"
+
+
+def test_what_the_engine_does_until_it_is_ready_is_told(new: Bench) -> None:
+    new.host(Entry("engine_starting", body=pack(EngineStarting("loading weights"))))
+    assert new.said.effects[-1] == TellProgress("loading weights")
+    assert Connect() not in new.said.effects
 
 
 def test_generate_goes_to_the_host_and_is_accepted(bench: Bench) -> None:

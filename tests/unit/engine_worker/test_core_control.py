@@ -1,6 +1,9 @@
 """The worker core under control: pauses, memory, weights, crashes, shutdown."""
 
+import pytest
+
 from rolloutbus.bus.actor.effects import Stop
+from rolloutbus.bus.security.keys import SecuritySettings
 from rolloutbus.bus.wire.codec import pack, unpack, unpack_result
 from rolloutbus.bus.wire.entry import Entry
 from rolloutbus.bus.wire.messages.control import (
@@ -23,8 +26,19 @@ from rolloutbus.bus.wire.messages.weights import (
     Prepared,
     PrepareUpdate,
 )
+from rolloutbus.engine_worker.settings import WorkerSettings
 from rolloutbus.engine_worker.worker.effects import KillHost, StartHost
 from tests.unit.engine_worker.core_bench import Bench
+
+
+@pytest.mark.parametrize("bulk", ["tcp://127.0.0.1:7005", "ipc:///run/bulk"])
+def test_a_store_that_serves_another_host_only_is_told_at_once(bulk: str) -> None:
+    keys = SecuritySettings(key_file="w.key", server_keys=["ab" * 32])
+    bench = Bench(WorkerSettings("w0", "tcp://10.0.0.1:7778", security=keys))
+    bench.join()
+    bench.command("prepare_update", "c/1@w0", PrepareUpdate("default", 1, bulk))
+    assert bench.said.problem("c/1@w0")[:2] == ("refused", "no_store")
+    assert not bench.said.to_host("prepare_update")
 
 
 def test_paused_worker_refuses_new_requests_until_resumed(bench: Bench) -> None:

@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rolloutbus.bus.weights.manifest import Bytes, lay_out
+from rolloutbus.bus.weights.manifest import DTYPES, Bytes, lay_out
 from rolloutbus.bus.wire.errors import EngineFailed
 from rolloutbus.engine_worker.weights.checks import is_zero, n_not_finite, require_sound
 
@@ -90,3 +90,23 @@ def test_memory_of_a_device_is_judged_alike() -> None:
         else:
             with pytest.raises(EngineFailed):
                 require_sound({"w": content}, manifest, lambda _: False)
+
+
+TYPES = ["F8_E4M3", "F8_E5M2", "F16", "BF16", "F32", "F64", "C64", "I32", "U8"]
+
+
+@pytest.mark.parametrize("dtype", TYPES)
+def test_a_device_finds_what_a_host_finds(dtype: str, seed: int) -> None:
+    torch = pytest.importorskip("torch")
+    from rolloutbus.engine_worker.weights.torch_tensors import judge_on_device  # noqa: PLC0415
+
+    size_bytes = DTYPES[dtype].size_bytes
+    random = np.random.default_rng(seed)
+    wild = random.integers(0, 256, 4096 * size_bytes, np.uint8)  # finite or not by chance
+    minus_zero = np.zeros(8 * size_bytes, np.uint8)
+    minus_zero[-1] = 0x80
+    contents = [wild, minus_zero, np.zeros(16, np.uint8), np.zeros(0, np.uint8)]
+
+    found = judge_on_device([(torch.tensor(each), dtype) for each in contents])
+
+    assert found == [(n_not_finite(each, dtype), is_zero(each)) for each in contents]

@@ -24,24 +24,11 @@ def cli(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> CliRunner:
     return CliRunner()
 
 
-@pytest.mark.parametrize("command", COMMANDS)
-def test_help_of_every_command_has_an_example(cli: CliRunner, command: str) -> None:
-    result = cli.invoke(app, [command, "--help"])
-    assert result.exit_code == 0
-    assert re.search(rf"Example: rolloutbus {command}\b", result.stdout)
-
-
 def test_the_demo_takes_as_long_as_the_readme_says(cli: CliRunner) -> None:
     readme = (Path(__file__).parents[3] / "README.md").read_text()
     (minutes,) = re.findall(r"make demo .* (\w+) minutes", readme)
-    assert f"{minutes} minutes" in cli.invoke(app, ["demo", "--help"]).stdout
-
-
-def test_help_lists_every_command_and_the_exit_statuses(cli: CliRunner) -> None:
-    result = cli.invoke(app, ["--help"])
-    assert result.exit_code == 0
-    assert all(re.search(rf"\b{command}\b", result.stdout) for command in COMMANDS)
-    assert "3 no router answers" in result.stdout
+    told = " ".join(cli.invoke(app, ["demo", "--help"]).stdout.split())
+    assert f"{minutes} minutes" in told
 
 
 @pytest.mark.parametrize("command", COMMANDS)
@@ -58,11 +45,11 @@ def test_help_of_an_option_names_no_option_that_the_command_lacks(command: str) 
     ("line", "status", "complaint"),
     [
         ("up --model /nowhere", 2, "error: model: /nowhere is not a directory\n"),
-        ("up --engine fake -o slots", 2, "NAME=VALUE"),
+        ("up --engine fake -e slots", 2, "NAME=VALUE"),
         ("up --engine fake --ray-option strategy=PACK", 2, "it is of --launcher ray"),
         ("up --engine fake --launcher ray --ray-option strateg=PACK", 2, "did you mean strategy?"),
         ("up --engine fake --launcher ray --ray-option strategy=X", 2, "error: strategy: 'X'"),
-        ("up --engine fake -o slotz=3", 2, "error: engine_options: "),
+        ("up --engine fake -e slotz=3", 2, "error: engine_options: "),
         ("up --engine fake -n 0", 2, "--workers"),
         (
             "router --frontend tcp://0.0.0.0:7777",
@@ -71,33 +58,47 @@ def test_help_of_an_option_names_no_option_that_the_command_lacks(command: str) 
         ),
         ("worker --name", 2, "--name"),
         ("worker --name w@0 --engine fake", 2, "error: name: 'w@0' is no name"),
-        ("generate", 2, "error: give either --prompt-ids or --text\n"),
+        ("generate", 2, "error: give a prompt: either text or --prompt-ids"),
         ("generate --prompt-ids 1,two", 2, "error: --prompt-ids: '1,two' is not like 1,2,3\n"),
-        ("generate --text hello", 2, "error: --text needs --tokenizer\n"),
-        ("generate --text a --tokenizer /nowhere", 2, "error: tokenizer: cannot read /nowhere"),
-        ("generate --prompt-ids 1 --stream -n 2", 2, "error: --stream shows one sample"),
+        ("generate hello", 3, "error: no fleet of yours runs here"),
+        (
+            "generate a -a tcp://127.0.0.1:1",
+            2,
+            "its tokenizer is unknown: name one with --tokenizer",
+        ),
+        ("generate a --tokenizer /nowhere", 2, "error: tokenizer: cannot read /nowhere"),
+        ("generate --prompt-ids 1 --stream --n 2", 2, "error: --stream shows one sample"),
         ("pause --mode gently", 2, "gently"),
         ("router --tap tcp://0.0.0.0:7777", 2, "error: tcp://0.0.0.0:7777 is beyond this machine"),
         ("record ./j --filter worker=w0", 2, "error: filter: 'worker=w0' is not client=, session="),
-        ("record ./j --router nowhere", 3, "error: no fleet of yours named 'nowhere' runs here"),
+        ("record ./j -a nowhere", 3, "error: no fleet of yours named 'nowhere' runs here"),
         ("record ./j", 3, "error: no fleet of yours runs here"),
         ("tail", 3, "error: no fleet of yours runs here"),
         ("tail --tokenizer /nowhere", 2, "error: tokenizer: cannot read /nowhere"),
         ("tail -a tcp://127.0.0.1:1 --via tcp://192.0.2.1:5", 2, "error: tcp://192.0.2.1:5 is bey"),
         ("forward", 3, "error: no fleet of yours runs here"),
         ("forward -a ipc:///x --bind tcp://0.0.0.0:5", 2, "error: tcp://0.0.0.0:5 is beyond this"),
-        ("export /nowhere --to rows.csv", 1, "error: /nowhere holds no journal\n"),
+        ("export /nowhere -o rows.csv", 1, "error: /nowhere holds no journal\n"),
         ("timeline ./j -o timeline.gif", 2, "error: timeline.gif: the name must end with .html,"),
         ("timeline /nowhere -o timeline.html", 1, "error: /nowhere holds no journal\n"),
         ("top", 3, "error: no fleet of yours runs here"),
+        ("up --engin fake", 2, "there is no '--engin' here; did you mean --engine?"),
+        ("up --engine fake -o slots=3", 2, "-o is no option here: those of the engine are -e"),
+        ("keys shwo", 2, "No such command 'shwo'. Did you mean 'show'?"),
+        ("status --jsn", 2, "No such option: --jsn"),
+        (
+            "status -a tcp://127.0.0.1:1",
+            3,
+            "error: no router answers at tcp://127.0.0.1:1: nothing",
+        ),
         ("dance", 2, "No such command 'dance'."),
         ("statsu", 2, "No such command 'statsu'. Did you mean 'status'?"),
         ("inspct x", 2, "No such command 'inspct'. Did you mean 'inspect'?"),
         ("record ./j --address localhost:1", 2, "an endpoint begins with its transport"),
-        ("up --engine fake -o foo=1", 2, "it has slots, max_context"),
-        ("up --engine sglang -o arguments=5 --tp 2", 2, "arguments: not an object"),
+        ("up --engine fake -e foo=1", 2, "it has slots, max_context"),
+        ("up --engine sglang -e arguments=5 --tp 2", 2, "arguments: not an object"),
         ("up --engine sglang --sglang.dp-size 2", 2, "dp_size: 2 cannot be served"),
-        ('up --engine sglang -o arguments={"pp":2}', 2, "pp_size: 2 cannot be served"),
+        ('up --engine sglang -e arguments={"pp":2}', 2, "pp_size: 2 cannot be served"),
         ("up --engine sglang --sglang.context_length 9", 2, "use `max_context`"),
         ("up --model Qwen/Qwen3-0.6B", 2, "download it first (hf download Qwen/Qwen3-0.6B)"),
         ("keys allow x --role trainer --name x -l /nowhere/allow.json", 2, "no directory /nowhere"),
@@ -110,7 +111,7 @@ def test_help_of_an_option_names_no_option_that_the_command_lacks(command: str) 
         ("pause --worker=", 2, "it is empty; give a value, or leave the option out"),
         ("status --interval 2", 2, "error: --interval needs --watch"),
         ("status --address localhost:1", 2, "an endpoint begins with its transport, e.g. tcp://l"),
-        ("up --engine fake -o slots=x", 2, "error: engine_options: slots: Expected `int`, got `st"),
+        ("up --engine fake -e slots=x", 2, "error: engine_options: slots: Expected `int`, got `st"),
         ("status", 3, "error: no fleet of yours runs here"),
     ],
 )

@@ -10,7 +10,7 @@ from rolloutbus.bus.wire.entry import Entry, Peer, Placement
 from rolloutbus.bus.wire.errors import SettingsError
 from rolloutbus.bus.wire.messages.generation import Generate, SamplingParams
 from rolloutbus.bus.wire.messages.membership import Hello
-from rolloutbus.cli.commands.replay import replay_core, settings_in
+from rolloutbus.cli.commands.journals.replay import replay_core, settings_in
 from rolloutbus.replay.turn_writer import TurnWriter
 from rolloutbus.router.events import Received, Ticked
 from rolloutbus.router.recording import core_of, recorded

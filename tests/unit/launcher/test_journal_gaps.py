@@ -66,7 +66,7 @@ def invoked(*arguments: str | Path) -> tuple[int, str, str]:
 
 
 @pytest.mark.parametrize("cut", CUTS, ids=lambda cut: cut.__name__)
-@pytest.mark.parametrize(("verb", "option"), [("export", "--to"), ("timeline", "--out")])
+@pytest.mark.parametrize(("verb", "option"), [("export", "--output"), ("timeline", "-o")])
 def test_what_is_missing_is_said_and_ends_with_1(
     tmp_path: Path, verb: str, option: str, cut: Callable[[Path], None]
 ) -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from rolloutbus.bus.security.invites import read_token
 from rolloutbus.bus.security.key_files import read_allow_list, read_key_pair
 from rolloutbus.cli.app import app
 
@@ -35,7 +36,7 @@ def keys(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Keys:
     return Keys(tmp_path)
 
 
-@pytest.mark.parametrize("command", ["new", "show", "allow", "revoke", "rotate"])
+@pytest.mark.parametrize("command", ["new", "show", "allow", "invite", "join", "revoke", "rotate"])
 def test_help_of_every_keys_command_has_an_example(keys: Keys, command: str) -> None:
     assert f"Example: rolloutbus keys {command}" in keys.run(command, "--help")
 
@@ -106,3 +107,47 @@ def test_mistakes_are_told_in_a_line_and_with_status_2(
     keys: Keys, line: str, complaint: str
 ) -> None:
     assert complaint in keys.run(*line.split(), status=2)
+
+
+ROUTER_AT = ("--router", "tcp://10.0.0.1:7778#" + "ab" * 32)
+
+
+def test_an_invitation_is_listed_until_it_is_withdrawn_and_its_token_is_printed_once(
+    keys: Keys,
+) -> None:
+    token = keys.run("invite", "host-b", "--role", "worker", *ROUTER_AT)
+    assert read_token(token).name == "host-b"
+    shown = keys.run("show")
+    assert "worker host-b: good until" in shown
+    assert token not in shown
+    assert token not in (keys.directory / "allow.json").read_text()
+    keys.run("revoke", "host-b")
+    assert keys.run("show") == ""
+
+
+def test_whoever_has_a_key_is_not_invited(keys: Keys) -> None:
+    keys.run("new", "host-b")
+    keys.run("allow", "host-b.pub", "--name", "host-b", "--role", "worker")
+    told = keys.run("invite", "host-b", "--role", "worker", *ROUTER_AT, status=2)
+    assert "revoke it first" in told
+
+
+@pytest.mark.parametrize(
+    ("address", "told"),
+    [
+        ((), "router.pub"),
+        (("--router", "tcp://0.0.0.0:7778#" + "ab" * 32), "where the new host reaches it"),
+        (("--router", "tcp://127.0.0.1:7778#" + "ab" * 32), "no other one can join"),
+    ],
+)
+def test_an_address_that_no_other_host_reaches_is_told(
+    keys: Keys, address: tuple[str, ...], told: str
+) -> None:
+    status = 0 if "127.0.0.1" in "".join(address) else 2
+    assert told in keys.run("invite", "host-b", "--role", "worker", *address, status=status)
+
+
+def test_a_token_of_another_kind_is_refused_without_a_key(keys: Keys) -> None:
+    told = keys.run("join", "no-token", status=1)
+    assert "invite_malformed" in told
+    assert not list(keys.directory.glob("*.key"))

@@ -35,13 +35,13 @@ def test_what_cannot_work_is_said_at_once(options: dict[str, Any], complaint: st
 
 def test_a_worker_gets_a_bundle_that_has_all_it_asks_for() -> None:
     bundles = {index: {"CPU": 1.0, "GPU": 2.0} for index in range(3)}
-    assert seats_in(bundles, TWO_NODES, Demand(2, 1.0, {"CPU": 1.0}), 2) == [[0], [1]]
+    assert seats_in(bundles, TWO_NODES, Demand(2, 1.0, {"CPU": 1.0}), 2) == [[0], [1], [2]]
 
 
 def test_workers_share_a_large_bundle_when_each_has_one() -> None:
     bundles = {0: {"CPU": 8.0, "GPU": 4.0}, 1: {"CPU": 8.0, "GPU": 2.0}}
     demand = Demand(2, 1.0, {"CPU": 1.0})
-    assert seats_in(bundles, TWO_NODES, demand, 3) == [[0], [1], [0]]
+    assert seats_in(bundles, TWO_NODES, demand, 1) == [[0], [1], [0]], "all, for workers to come"
     with pytest.raises(SettingsError, match=r"room for 3 of 4 workers; each .* 2 GPU, 1 CPU"):
         seats_in(bundles, TWO_NODES, demand, 4)
 

@@ -7,7 +7,7 @@ from typer.testing import CliRunner
 
 from rolloutbus.bus.wire.messages.generation import SamplingParams
 from rolloutbus.cli.app import app
-from rolloutbus.cli.commands.replay import line_of
+from rolloutbus.cli.commands.journals.replay import line_of
 from rolloutbus.replay.journal.records import Stream, Tap
 from rolloutbus.replay.player import Playback
 from tests.unit.replay.segments import Desk
@@ -35,12 +35,12 @@ def complaint(*arguments: str | Path) -> tuple[int, str]:
 @pytest.mark.parametrize(
     ("options", "status", "words"),
     [
-        ("--speed fast", 2, "error: speed: 'fast' is no number and not 'max'\n"),
-        ("--speed 0", 2, "error: speed must be above 0, not 0\n"),
+        ("--speed fast", 2, "error: speed: 'fast' is neither a number above 0 nor 'max'"),
+        ("--speed 0", 2, "error: speed: '0' is neither a number above 0 nor 'max'"),
         ("--bind tcp://0.0.0.0:7878", 2, "error: tcp://0.0.0.0:7878: without keys only ipc://"),
         ("--bind udp://x", 2, "error: udp://x: only ipc://PATH and tcp://HOST:PORT may be used\n"),
-        ("--regenerate --version newest --router ipc:///tmp/nowhere", 2, "is no version rule"),
-        ("--regenerate --router ipc:///tmp/nowhere", 3, "error: no router answers at ipc:///tmp/"),
+        ("--regenerate --version newest --address ipc:///tmp/nowhere", 2, "is no version rule"),
+        ("--regenerate --address ipc:///tmp/nowhere", 3, "error: no router answers at ipc:///tmp/"),
     ],
 )
 def test_what_is_wrong_is_one_line(journal: Path, options: str, status: int, words: str) -> None:
@@ -72,7 +72,7 @@ def test_what_cannot_be_compared_is_refused_before_any_router_is_asked(tmp_path:
     for event, entry in (("received", asked("c/1", SamplingParams())), ("sent", ended("c/1", 5))):
         desk.append(Tap, event, 0, 1.0, 1, "c", [entry])
     desk.close()
-    status, said = complaint(tmp_path / "j", "--regenerate", "--router", "tcp://127.0.0.1:1")
+    status, said = complaint(tmp_path / "j", "--regenerate", "--address", "tcp://127.0.0.1:1")
     assert status == 2
     assert "all 1 requests were drawn without a seed" in said
     assert "--score" in said

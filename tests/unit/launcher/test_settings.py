@@ -38,6 +38,28 @@ from rolloutbus.launcher.settings import FleetSettings, UpOptions, absolute_targ
         ({"engine": "fake", "engine_options": {"slotz": 1}}, "did you mean slots"),
         ({"model": "Qwen/Qwen3-0.6B"}, "not in the local Hugging Face cache: download it first"),
         ({"engine": "fake", "address": "tcp://10.0.0.1:7777"}, "beyond this machine"),
+        ({"engine": "fake", "gpus": [[0]]}, "gpus: 1 groups for 2 workers: name one for each"),
+        ({"engine": "fake", "gpus": [[0], []]}, r"gpus: \[\] is no group of GPUs"),
+        ({"engine": "fake", "gpus": [[0], [-1]]}, r"gpus: \[-1\] is no group of GPUs"),
+        ({"engine": "fake", "gpus": [0, 1]}, "gpus: .*Expected `array`"),
+        ({"engine": "fake", "env": {"A=B": "1"}}, "env: 'A=B' cannot be a variable"),
+        ({"engine": "fake", "env": {"A": 1}}, "env: .*Expected `str`"),
+        (
+            {"engine": "fake", "gpus": [[0], [1]], "env": {"CUDA_VISIBLE_DEVICES": "0"}},
+            "CUDA_VISIBLE_DEVICES follows from gpus",
+        ),
+        (
+            {"engine": "sglang", "gpus": [[0], [1]], "engine_options": {"arguments": {"tp": 2}}},
+            r"gpus: \[0\]: each engine of this fleet uses 2",
+        ),
+        (
+            {
+                "engine": "sglang",
+                "gpus": [[0], [1]],
+                "engine_options": {"arguments": {"base_gpu_id": 2}},
+            },
+            "gpus: with it, leave base_gpu_id out",
+        ),
         ({"engine": "fake", "http_options": {"stall_s": 1}}, "no gateway without http"),
         ({"engine": "fake", "http": 0, "http_options": {"stal_s": 1}}, "did you mean stall_s"),
         ({"engine": "fake", "http": 0, "http_options": {"port": 1}}, "'port' is no option"),

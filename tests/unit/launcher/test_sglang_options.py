@@ -4,11 +4,13 @@ import pytest
 import typer
 
 from rolloutbus.cli.options import engine_options
+from rolloutbus.cli.verbs import Verb
 
 
 def context(line: str) -> typer.Context:
     class Said:
         args = line.split()
+        command = Verb("up", callback=None)
 
     return cast("typer.Context", Said)
 

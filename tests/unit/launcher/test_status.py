@@ -1,8 +1,53 @@
 """What `rolloutbus status` shows besides its table."""
 
+import pytest
+import typer
+
 from rolloutbus.bus.wire.messages.control import FleetStatus, WorkerStatus
 from rolloutbus.bus.wire.messages.weights import UpdateStatus
-from rolloutbus.cli.commands.status import report
+from rolloutbus.cli.commands.status import probe, report
+
+
+def _found(state: str = "stale", absent: dict[str, str] | None = None) -> FleetStatus:
+    row = ("w0", "e", state, "default", 6, "fake", 4, 0, 0, 10, 0.0, 42)
+    return FleetStatus(
+        router_epoch=1,
+        instance="r",
+        recovering=False,
+        workers=[WorkerStatus(*row, blocked_by={"behind": "It is old."})],
+        committed={"default": 7},
+        n_queued=0,
+        n_running=0,
+        n_clients=0,
+        counters={},
+        absent=absent or {},
+    )
+
+
+@pytest.mark.parametrize("state", ["ready", "updating", "paused", "asleep"])
+def test_a_probe_passes_a_worker_that_is_as_it_should_be(
+    state: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    probe(_found(state), "w0", as_json=False)
+    assert capsys.readouterr().out == f"w0 is {state}\n"
+
+
+@pytest.mark.parametrize(
+    ("name", "absent", "why"),
+    [
+        ("w0", {}, "error: w0 is stale. It is old.\n"),
+        ("w1", {}, "error: w1 is not here\n"),
+        ("w1", {"w1": "left"}, "error: w1 is not here: left\n"),
+        ("store", {}, "error: store is not here\n"),
+    ],
+)
+def test_a_probe_fails_with_the_reason(
+    name: str, absent: dict[str, str], why: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(typer.Exit) as ended:
+        probe(_found(absent=absent), name, as_json=True)
+    assert ended.value.exit_code == 1
+    assert capsys.readouterr().err == why
 
 
 def _lines(

@@ -47,6 +47,11 @@ def test_prefill_ends_with_the_first_token_and_each_version_has_a_part() -> None
     ]
 
 
+def test_sessions_that_got_another_worker_are_shown() -> None:
+    (move,) = timeline_of(story()).moves
+    assert (move.kind, move.start_s, move.note) == ("moved", 2.505, "s: w0 -> w1 (lost)")
+
+
 def test_what_came_in_one_portion_begins_where_its_worker_says() -> None:
     spans = executions(timeline_of(story()))["c/2", 2].spans
     # It ended at 1.0 and took 0.74 s from its first token on: at 0.26 that one was sampled.

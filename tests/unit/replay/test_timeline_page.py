@@ -56,6 +56,7 @@ def test_every_part_of_the_story_is_drawn_and_says_what_it_is(seen: dict[str, An
         "nobody recorded",
         "1 waiting at the router",
         "waited at the router for 30.00 ms",
+        "s: w0 -> w1 (lost)",
     ):
         assert part in tips, part
     assert {"w0", "w1", "v1", "gone"} <= set(seen["whole"]["fillText"])

@@ -23,6 +23,7 @@ from rolloutbus.bus.wire.messages.generation import (
     Generated,
     Prefix,
     SamplingParams,
+    SessionMoved,
 )
 from rolloutbus.bus.wire.messages.membership import (
     Heartbeat,
@@ -247,6 +248,7 @@ def _a_death(tape: Tape) -> None:
     lost = LostItems([("c/5", (1, 3))], "w0", "lease expired")
     tape.sent(2500, "c", Entry("lost", body=pack(lost)))
     tape.told(2500, "members", Members(members(("w1", "b", 1))))
+    tape.sent(2505, "c", Entry("session_moved", body=pack(SessionMoved("s", "w0", "w1", "lost"))))
     tape.given(2510, "w1", six, (1, 5))
     again = tape.asked(2520, "c/5", n_prefix=1)
     tape.given(2550, "w1", again, (1, 6))

@@ -19,7 +19,8 @@ from rolloutbus.bus.wire.commands import RESULTS
 from rolloutbus.bus.wire.messages.endings import Problem
 from rolloutbus.bus.wire.messages.generation import OpenSession
 from rolloutbus.errors import BusError
-from rolloutbus.replay.journal.format import JournalError
+from rolloutbus.launcher.discovery import AmbiguousFleet, NoSuchFleet, RunningFleet
+from rolloutbus.replay.journal.format import Damage, JournalDamaged, JournalError, JournalFull
 from rolloutbus.trainer_adapter.client.core.results import Embeddings, Scores
 from rolloutbus.trainer_adapter.publisher.transfer import TransferProgress
 from tests.conformance.representatives import NAMES
@@ -76,13 +77,18 @@ def _made(kind: type[BusError]) -> BusError:
         return kind(PROBLEM, rid="c/1")
     if issubclass(kind, errors.FleetCommandFailed):
         return kind(FLEET_RESULT)
+    if issubclass(kind, JournalDamaged):
+        return kind(Damage("000001.rbj", 64, 32, 7, 2, "a wrong checksum"))
+    if issubclass(kind, AmbiguousFleet):
+        return kind([RunningFleet(name=name, pid=1, since=0.0) for name in ("one", "two")])
     if issubclass(kind, errors.ProcessFailed):
         return kind("router", "it died", log="the last words")
     return kind("a sentence", outcome="failed")
 
 
 PUBLIC = {getattr(errors, name) for name in errors.__all__}
-KINDS = sorted({*PUBLIC, JournalError}, key=lambda kind: kind.__name__)
+OTHERS = {AmbiguousFleet, JournalDamaged, JournalError, JournalFull, NoSuchFleet}
+KINDS = sorted(PUBLIC | OTHERS, key=lambda kind: kind.__name__)
 
 
 def _same(left: object, right: object) -> bool:

@@ -318,7 +318,8 @@ class SimWorker(SimMember):
         """Introduce itself, or come back."""
         facts = dict(self.facts)
         abilities = facts.pop("abilities", ["generate"])
-        offered = ("default", "ipc:///s", self.slots, 4096, 100, "fake", abilities)
+        policy = facts.pop("policy", "default")
+        offered = (policy, "ipc:///s", self.slots, 4096, 100, "fake", abilities)
         facts = WorkerFacts(*offered, **facts)
         hello = Hello(
             "worker",

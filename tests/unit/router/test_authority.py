@@ -26,8 +26,9 @@ from tests.unit.router.harness import Bus, SimPeer
 
 WORKER_KEY = "ee" * 32
 SAID_BY_ROUTERS_STORES_AND_HOSTS = {
-    "abort_update", "chunk", "commit_update", "delta", "deltas", "dismissed", "engine_beat",
-    "engine_failed", "engine_ready", "extras", "fenced", "idle", "intent", "lease", "lost",
+    "abort_update", "allow_list", "chunk", "commit_update", "delta", "deltas", "dismissed",
+    "engine_beat", "engine_failed", "engine_ready", "engine_starting", "enrolled", "extras",
+    "fenced", "idle", "intent", "lease", "lost",
     "manifest", "members", "policy_aborted", "prepare_update", "queued", "record_commit",
     "session_moved", "update_progress", "welcome",
 }  # fmt: skip

@@ -3,12 +3,13 @@
 import msgspec
 import pytest
 
-from rolloutbus.bus.wire.codec import pack
+from rolloutbus.bus.wire.codec import pack, unpack_as
 from rolloutbus.bus.wire.entry import Entry
 from rolloutbus.bus.wire.messages.control import (
     FlushCache,
     LoadLora,
     Pause,
+    Resume,
     ServerInfo,
     Shutdown,
     Sleep,
@@ -19,7 +20,7 @@ from rolloutbus.bus.wire.messages.control import (
 )
 from rolloutbus.bus.wire.messages.endings import Done
 from rolloutbus.bus.wire.messages.membership import Goodbye
-from tests.unit.router.harness import Bus
+from tests.unit.router.harness import Bus, SimClient, SimWorker
 from tests.unit.router.update_steps import commit, prepare, publish, published, record
 
 
@@ -186,9 +187,79 @@ def test_but_not_if_they_do_not_miss_anything(kind: str, body: msgspec.Struct) -
     assert client.outcome().silent == []
 
 
+@pytest.mark.parametrize(("kind", "body"), [("pause", Pause()), ("resume", Resume())])
+def test_who_is_lost_while_the_fleet_pauses_is_no_error(kind: str, body: msgspec.Struct) -> None:
+    bus = Bus()
+    here, dead, client = bus.worker("w0"), bus.worker("w1"), bus.client()
+    dead.is_alive = False
+    client.ask(kind, body, "fleet")
+    here.end(here.heard_one(kind), body=Done())
+    bus.advance(4)
+    outcome = client.outcome()
+    assert ([each.worker for each in outcome.results], outcome.silent) == (["w0"], [])
+
+
+def test_who_lives_and_does_not_pause_is_named() -> None:
+    bus = Bus()
+    here, mute, client = bus.worker("w0"), bus.worker("w1"), bus.client()
+    client.ask("pause", Pause(), "fleet")
+    here.end(here.heard_one("pause"), body=Done())
+    mute.heard_one("pause")
+    bus.advance(40)
+    assert client.outcome().silent == ["w1"]
+
+
 def test_a_command_to_one_worker_names_no_other() -> None:
     bus = Bus(expected_workers={"w0": "default", "w1": "default"})
     here, client = bus.worker("w0"), bus.client()
     client.ask("sleep", Sleep(["weights"]), "worker:w0")
     here.end(here.heard_one("sleep"), body=Done())
     assert client.outcome().silent == []
+
+
+def fleet_of_two() -> tuple[Bus, SimWorker, SimWorker, SimClient]:
+    bus = Bus(expected_workers={"w0": "default", "w1": "default"})
+    return bus, bus.worker("w0"), bus.worker("w1"), bus.client()
+
+
+def absent(bus: Bus) -> list[str]:
+    return sorted(bus.core.status(bus.now).absent)
+
+
+def test_a_worker_that_dies_while_it_leaves_is_not_expected_back() -> None:
+    bus, _, leaving, client = fleet_of_two()
+    client.ask("shutdown", Shutdown(), "worker:w1")
+    leaving.heard_one("shutdown")
+    leaving.is_alive = False
+    bus.advance(4)
+    assert client.outcome().silent == ["w1"]
+    assert absent(bus) == []
+
+
+def test_a_worker_that_is_away_is_given_up_by_a_shutdown() -> None:
+    bus, _, lost, client = fleet_of_two()
+    lost.is_alive = False
+    bus.advance(4)
+    assert absent(bus) == ["w1"]
+    client.ask("shutdown", Shutdown(), "worker:w1")
+    (outcome,) = client.outcome().results
+    assert (outcome.worker, outcome.kind) == ("w1", "finished")
+    assert absent(bus) == []
+    client.ask("shutdown", Shutdown(), "worker:w1")
+    assert client.problem().code == "unknown_worker"
+
+
+def test_a_worker_that_comes_back_is_waited_for_until_it_is_given_up() -> None:
+    bus, _, leaving, client = fleet_of_two()
+    client.ask("shutdown", Shutdown(comes_back=True), "worker:w1")
+    told = unpack_as(Shutdown, leaving.heard_one("shutdown"))
+    assert told == Shutdown(), "workers of the release before know no such field"
+    leaving.say(Entry("goodbye", epoch=leaving.epoch, body=pack(Goodbye("shutdown"))))
+    leaving.is_alive = False
+    bus.advance(100)
+    assert absent(bus) == ["w1"]
+    client.ask("shutdown", Shutdown(comes_back=True), "worker:w1")
+    assert client.problem().code == "unknown_worker"
+    assert absent(bus) == ["w1"]
+    bus.worker("w1")
+    assert absent(bus) == []

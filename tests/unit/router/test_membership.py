@@ -1,5 +1,7 @@
 """Who is on the bus, for how long, and what clients are told."""
 
+import pytest
+
 from rolloutbus.bus.wire.codec import pack
 from rolloutbus.bus.wire.entry import Entry
 from rolloutbus.bus.wire.messages.membership import (
@@ -153,12 +155,27 @@ def test_hello_and_first_request_may_share_a_batch() -> None:
     assert len(client.take("lease")) == 1
 
 
-def test_protocol_that_is_not_spoken_is_dismissed() -> None:
+@pytest.mark.parametrize("protocol", [(4, 5), (0, 0), (2, 1)])
+def test_protocol_that_is_not_spoken_is_dismissed(protocol: tuple[int, int]) -> None:
     bus = Bus()
     client = bus.client()
     client.connect()
-    client.say(Entry("hello", body=pack(Hello("client", "new", "d" * 32, protocol=(2, 3)))))
+    client.say(Entry("hello", body=pack(Hello("client", "new", "d" * 32, protocol=protocol))))
     assert _dismissal(client) == "protocol"
+
+
+@pytest.mark.parametrize(("protocol", "chosen"), [((1, 2), 1), ((1, 3), 1), ((3, 4), 3)])
+def test_the_releases_before_and_after_this_one_are_welcome(
+    protocol: tuple[int, int], chosen: int
+) -> None:
+    bus = Bus()
+    client = bus.client()
+    client.connect()
+    client.heard.clear()
+    client.say(Entry("hello", body=pack(Hello("client", "new", "d" * 32, protocol=protocol))))
+    welcome = client.take_body("welcome")
+    assert isinstance(welcome, Welcome)
+    assert welcome.protocol == chosen
 
 
 def test_bad_hello_is_dismissed() -> None:

@@ -150,13 +150,50 @@ def test_paused_worker_gets_nothing_until_it_is_ready_again() -> None:
     assert len(_generates(worker)) == 1
 
 
-def test_request_of_a_policy_nobody_serves_waits_and_expires() -> None:
+@pytest.mark.parametrize("versions", ["any", "latest", "min:3", "min-tag:1"])
+def test_a_policy_that_nobody_knows_is_refused_after_a_grace(versions: str) -> None:
+    bus = Bus(expected_workers={"w0": "default", "w1": "judge"})
+    bus.worker()
+    client = bus.client()
+    client.generate(policy="defualt", versions=versions, deadline_s=600)
+    bus.advance(9)
+    assert client.take("refused", "expired") == []
+    bus.advance(2)
+    problem = client.problem()
+    assert (problem.code, problem.field) == ("unknown_policy", "place.policy")
+    assert problem.message.endswith("there are 'default', 'judge'")
+
+
+def test_a_policy_whose_worker_comes_within_the_grace_is_served() -> None:
     bus = Bus()
     bus.worker()
     client = bus.client()
-    client.generate(policy="other", deadline_s=1)
-    bus.advance(1.5)
-    assert client.ending() == ("expired", "deadline")
+    client.generate(policy="judge", deadline_s=600)
+    bus.advance(9)
+    late = bus.worker("w1", policy="judge")
+    assert len(_generates(late)) == 1
+    bus.advance(5)
+    assert client.take("refused", "expired") == []
+
+
+@pytest.mark.parametrize("has_lost_all", [False, True])
+def test_a_policy_that_is_known_is_waited_for(has_lost_all: bool) -> None:
+    expected = {} if has_lost_all else {"w1": "judge"}
+    bus = Bus(expected_workers=expected)
+    bus.store({"judge": 3} if has_lost_all else {})
+    bus.worker()
+    client = bus.client()
+    client.generate(policy="judge", deadline_s=600)
+    bus.advance(40)
+    assert client.take("refused", "expired") == []
+
+
+def test_where_no_worker_ever_was_a_request_waits_for_the_first() -> None:
+    bus = Bus()
+    client = bus.client()
+    client.generate(deadline_s=600)
+    bus.advance(40)
+    assert len(_generates(bus.worker())) == 1
 
 
 def test_who_waited_in_vain_is_told_which_policies_there_are() -> None:
@@ -168,7 +205,7 @@ def test_who_waited_in_vain_is_told_which_policies_there_are() -> None:
     bus.worker()
     client.generate(policy="other", deadline_s=1)
     bus.advance(1.5)
-    assert client.problem().message.endswith("deadline: the workers here serve 'default'")
+    assert client.problem().message.endswith("here or expected; there are 'default'")
 
 
 def test_who_waited_in_vain_is_told_that_the_workers_are_paused() -> None:
@@ -184,6 +221,20 @@ def test_who_waited_in_vain_is_told_that_the_workers_are_paused() -> None:
     assert client.problem().message.endswith(
         "deadline: w0 is paused, w1 is paused, w2 is paused, w3 is paused, w4 is paused, "
         "w5 is paused, w6 is paused, w7 is paused and 2 more; `resume` lets it go on"
+    )
+
+
+def test_who_waited_for_a_version_is_told_who_is_paused_and_what_each_has() -> None:
+    bus = Bus()
+    worker, client = bus.worker("w0", version=3), bus.client()
+    bus.worker("w1", version=4)
+    worker.state = "paused"
+    worker.heartbeat()
+    client.generate(versions="min:9", deadline_s=1)
+    bus.advance(1.5)
+    assert client.problem().message.endswith(
+        "at min:9 before the deadline: w0 is paused with version 3, w1 is ready with version 4; "
+        "`resume` lets it go on"
     )
 
 

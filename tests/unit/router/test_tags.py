@@ -2,9 +2,17 @@
 
 from rolloutbus.bus.wire.codec import unpack
 from rolloutbus.bus.wire.entry import Entry
+from rolloutbus.bus.wire.messages.endings import Done
 from rolloutbus.bus.wire.messages.weights import RecordCommit, Settled, SettleVersion
 from tests.unit.router.harness import Bus, SimClient, SimStore, SimWorker
-from tests.unit.router.update_steps import commit, prepare, publish, published, record
+from tests.unit.router.update_steps import (
+    commit,
+    fail_to_prepare,
+    prepare,
+    publish,
+    published,
+    record,
+)
 
 
 def _update(
@@ -76,6 +84,16 @@ def test_labels_only_grow() -> None:
     prepare(worker)
     commit(worker)
     assert published(client).version == 1
+
+
+def test_the_label_of_a_publication_that_failed_is_tried_again() -> None:
+    bus = Bus()
+    store, worker, client = bus.store(), bus.worker(), bus.client()
+    publish(client, 1, tag=100)
+    fail_to_prepare(worker)
+    assert client.problem().code == "update_failed"
+    worker.end(worker.heard_one("abort_update"), body=Done())
+    _update(client, store, worker, 2, tag=100)
 
 
 def test_the_store_is_told_with_the_commit_and_tells_the_next_router() -> None:

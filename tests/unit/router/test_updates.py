@@ -301,6 +301,20 @@ def test_worker_that_is_behind_takes_a_delta_from_far_and_asks_its_like_first() 
     assert (ask.transport, ask.sources) == ("delta", ["tcp://w0:9"])
 
 
+def test_workers_that_join_together_ask_different_workers_first() -> None:
+    bus = Bus()
+    bus.store({"default": 3}, host="host-a")
+    for name in ("w0", "w1", "w2"):
+        bus.worker(name, version=3, host="host-b", bulk=f"tcp://{name}:9" if name != "w1" else "")
+    asked: list[list[str]] = []
+    for name in ("w3", "w4"):
+        joining = bus.worker(name, host="host-c", bulk=f"tcp://{name}:9")
+        bus.advance(0.5)
+        asked.append(prepare(joining, 3).sources)
+        commit(joining, 3)
+    assert asked == [["tcp://w2:9", "tcp://w0:9"], ["tcp://w3:9", "tcp://w0:9"]]
+
+
 def test_version_that_falls_behind_while_it_waits_for_a_store_is_refused() -> None:
     bus = Bus()
     bus.worker()

@@ -36,6 +36,11 @@ def test_a_worker_that_leaves_and_comes_back_is_told() -> None:
     assert told(alone, workers=[W0, W1]) == [("change", "w1", "joined with v7")]
 
 
+def test_sessions_that_get_another_worker_are_told() -> None:
+    moved = told(counters={**BEFORE.counters, "places_moved": 3})
+    assert moved == [("change", "router", "moved 3 sessions to another worker")]
+
+
 def test_a_worker_of_the_same_name_in_another_process_is_a_fault() -> None:
     assert told(workers=[changed(W0, epoch="b9.1"), W1]) == [
         ("fault", "w0", "is another process now")

@@ -130,6 +130,7 @@ def rollout_of(request: OpenRequest, generated: Generated, worker: str) -> Rollo
         run_ms=generated.run_ms,
         arrays={name: numpy_of(array) for name, array in generated.arrays.items()},
         lora=generated.lora,
+        n_prompt_dropped=request.ask.n_prompt_dropped,
     )
 
 

@@ -68,6 +68,8 @@ class Ask:
     """Of an `attach`: the request taken up; empty: a new one."""
     is_followed: bool = False
     """Of an `attach`: a caller reads its deltas."""
+    n_prompt_dropped: int = 0
+    """Of a `generate`: see `Rollout`."""
 
     @property
     def is_detached(self) -> bool:

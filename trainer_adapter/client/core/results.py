@@ -70,6 +70,8 @@ class Rollout:
     lora: str = ""
     """`NAME@VERSION` of the adapter that sampled all tokens, as the engine had it loaded, also if
     the request named no version. Empty: no adapter, or a partial that no worker has vouched for."""
+    n_prompt_dropped: int = 0
+    """Tokens of the caller's prompt that `truncate` left out; `n_prompt_tokens` counts the rest."""
 
     if not TYPE_CHECKING:  # a type checker knows without it that there is none
 

@@ -149,7 +149,9 @@ def _checked(fleet: FleetOptions, cfg: Any) -> dict[str, ServerFacts]:  # noqa: 
     words = cfg.generator.inference_engine
     _refuse(cfg)
     way_of(words.weight_sync_backend)
-    facts = link_of(fleet).facts()
+    link = link_of(fleet)
+    facts = link.facts()
+    link.end_pause()
     if words.num_engines not in (1, len(facts)):
         raise SettingsError(
             f"{PLACE}.num_engines={words.num_engines}: the fleet has {len(facts)} workers: "

@@ -7,47 +7,52 @@ there. So what is pickled are `FleetOptions`, and the client runs in a thread of
 import asyncio
 import atexit
 import functools
+import logging
 import threading
 from collections.abc import Coroutine
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from rolloutbus.bus.actor.ref import FLEET
+from rolloutbus.bus.strict_calls import strict
 from rolloutbus.bus.wire.errors import SettingsError
 from rolloutbus.bus.wire.messages.control import ServerFacts
+from rolloutbus.bus.wire.messages.endings import Problem
 from rolloutbus.bus.wire.messages.weights import UpdateMode
+from rolloutbus.bus.wire.versions import parse_versions
 from rolloutbus.trainer_adapter.client.client import RolloutClient
 from rolloutbus.trainer_adapter.client.sync_client import SyncRolloutClient, connect_sync
-from rolloutbus.trainer_adapter.publisher.transfer import Requirement
+from rolloutbus.trainer_adapter.frameworks import fleet
+
+_log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
 
+@strict()
 @dataclass(frozen=True, kw_only=True)
-class FleetOptions:
-    """Where a fleet is, and how a trainer uses it. Can be pickled: other processes connect anew."""
+class FleetOptions(fleet.FleetOptions):
+    """Where a fleet is, and how SkyRL uses it."""
 
-    address: str
-    """Of the router, as `rolloutbus up` prints it."""
-    key_file: str = ""
-    policy: str = "default"
     versions: str = "latest"
     """What weights may sample, as of `RolloutClient.generate`."""
-    require: Requirement = "all"
-    """How many workers must have a new version; see `WeightPublisher.publish`."""
     mode: UpdateMode = "staged"
     """`overwrite` where there is no memory for a second copy of the weights."""
-    deadline_s: float = 600.0
-    """For a request, a command and an update, seconds."""
     http: str = ""
     """Base URL of the fleet's gateway, for those who ask an engine for an endpoint."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        rule = parse_versions(self.versions)
+        if isinstance(rule, Problem):
+            raise SettingsError(f"versions: {rule.message}")
 
 
 class Link:
     """One client of a fleet, or of one worker of it; connected when it is first used."""
 
-    def __init__(self, fleet: FleetOptions, worker: str) -> None:
-        self._fleet = fleet
+    def __init__(self, options: FleetOptions, worker: str) -> None:
+        self._fleet = options
         self._worker = worker
         self._turn = threading.Lock()
         self._client: SyncRolloutClient | None = None
@@ -62,8 +67,8 @@ class Link:
         """
         with self._turn:
             if self._client is None:
-                fleet = self._fleet
-                self._client = connect_sync(fleet.address, key_file=fleet.key_file).open()
+                options = self._fleet
+                self._client = connect_sync(options.address, key_file=options.key_file).open()
                 atexit.register(self.close)
             return self._client
 
@@ -95,6 +100,13 @@ class Link:
             raise SettingsError(f"no worker of policy {policy!r} is there")
         return facts
 
+    def end_pause(self) -> None:
+        """Have workers sample that are paused, as a run that was killed leaves them; logs it."""
+        for worker in self.blocking.status().workers:
+            if worker.policy == self._fleet.policy and "paused" in worker.blocked_by:
+                _log.warning("worker %s was left paused: it goes on now", worker.name)
+                self.blocking.resume(target=worker.name)
+
     def close(self) -> None:
         """Disconnect: open requests stop. The next use connects again. Idempotent."""
         with self._turn:
@@ -105,10 +117,10 @@ class Link:
 
 
 @functools.cache
-def link_of(fleet: FleetOptions, worker: str = "") -> Link:
+def link_of(options: FleetOptions, worker: str = "") -> Link:
     """The link of this process to a fleet, or to one worker of it.
 
     An engine that was unpickled many times has one link all the same, and one that is aborted
     leaves the requests of the others alone.
     """
-    return Link(fleet, worker)
+    return Link(options, worker)

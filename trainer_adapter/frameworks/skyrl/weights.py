@@ -125,7 +125,9 @@ class FleetWeightSender(WeightTransferSender):
     async def _publish(self, pairs: Iterator[Pair], layout: Layout | None) -> Published:
         link = link_of(self._fleet)
         if self._publisher is None:
-            self._publisher = WeightPublisher(link.client, self._fleet.policy)
+            self._publisher = WeightPublisher(
+                link.client, self._fleet.policy, dtype=self._fleet.torch_dtype
+            )
         # Made here, where it takes note of this thread's GPU and stream.
         source = source_of((pair for pair in pairs), layout=layout)
         return await link.run(

@@ -3,8 +3,11 @@
 # pyright: basic, reportMissingImports=false, reportPrivateUsage=false
 # TRL is not installed where types are checked, and leaves much untyped.
 
+import asyncio
 import contextvars
 import logging
+import multiprocessing
+import os
 import queue
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
@@ -16,7 +19,8 @@ from trl.experimental.async_grpo import AsyncGRPOConfig, async_rollout_worker
 from rolloutbus.bus.wire.errors import BusError, SettingsError
 from rolloutbus.trainer_adapter.client.asks import GenerateOptions
 from rolloutbus.trainer_adapter.client.client import RolloutClient, connect
-from rolloutbus.trainer_adapter.frameworks.trl.fleet_client import FleetClient, FleetOptions, Pair
+from rolloutbus.trainer_adapter.frameworks.fleet import FleetOptions, Pair
+from rolloutbus.trainer_adapter.frameworks.trl.fleet_client import FleetClient
 from rolloutbus.trainer_adapter.openai.bodies import (
     CompletionBody,
     body_of,
@@ -119,6 +123,10 @@ class _FleetLoop(async_rollout_worker._AsyncRolloutLoop):  # noqa: SLF001 - TRL'
         return self._model_version_value[0]
 
     async def _run_loops(self, stop_event: Any) -> None:  # noqa: ANN401 - TRL's
+        trainer = multiprocessing.parent_process()
+        assert trainer is not None, "TRL runs this in a child process"
+        # One that is killed leaves nobody who takes samples, or who ends this process.
+        asyncio.get_running_loop().add_reader(trainer.sentinel, os._exit, 1)
         async with connect(self._fleet.address, key_file=self._fleet.key_file) as self._client:
             await super()._run_loops(stop_event)
 

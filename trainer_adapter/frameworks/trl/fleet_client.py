@@ -1,60 +1,38 @@
-"""Where a fleet is, and the client that samples and publishes there for one of TRL's trainers."""
+"""The client that samples and publishes on a fleet for one of TRL's trainers."""
 
 # pyright: basic, reportMissingImports=false
 # TRL is not installed where types are checked, and leaves much untyped.
 
 import atexit
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, NoReturn
-
-import torch
 
 from rolloutbus.bus.wire.errors import SettingsError
 from rolloutbus.trainer_adapter.client.asks import GenerateOptions
 from rolloutbus.trainer_adapter.client.core.results import Rollout
-from rolloutbus.trainer_adapter.client.sync_client import connect_sync
+from rolloutbus.trainer_adapter.frameworks.fleet import (
+    FleetOptions,
+    GatheredWeights,
+    Pair,
+    connected,
+)
 from rolloutbus.trainer_adapter.openai.bodies import (
     CompletionBody,
     body_of,
     options_of,
     sampling_of,
 )
-from rolloutbus.trainer_adapter.publisher.sync_publisher import SyncWeightPublisher
-from rolloutbus.trainer_adapter.publisher.transfer import Published, Requirement
-
-Pair = tuple[str, torch.Tensor]
-Layout = list[tuple[str, torch.dtype, list[int]]]
-
-
-@dataclass(frozen=True, kw_only=True)
-class FleetOptions:
-    """Where a fleet is, and how a trainer uses it. Can be pickled: other processes connect anew."""
-
-    address: str
-    key_file: str = ""
-    policy: str = "default"
-    require: Requirement = "all"
-    """How many workers must have a new version; see `WeightPublisher.publish`."""
-    deadline_s: float = 600.0
-    """For a batch, and for an update, seconds."""
+from rolloutbus.trainer_adapter.publisher.transfer import Published
 
 
 class FleetClient:
     """Samples and publishes for a trainer: those methods of TRL's `VLLMClient` that GRPO calls."""
 
     def __init__(self, fleet: FleetOptions) -> None:
-        """Connect.
-
-        Raises:
-            PeerLost: no router answers there.
-            SettingsError: the address is not allowed without keys.
-        """
+        """Connect; raises as `connected`."""
         self._fleet = fleet
-        self._client = connect_sync(fleet.address, key_file=fleet.key_file).open()
-        atexit.register(self._client.close)
-        self._publisher = SyncWeightPublisher(self._client, fleet.policy)
-        self._layout: Layout | None = None
+        self._client = connected(fleet)
+        self._weights = GatheredWeights(self._client, fleet)
         self.last_published: Published | None = None
         self.last_rollouts: list[Rollout] = []
         """Those of the last `generate`, in its order: versions, workers, endings."""
@@ -75,13 +53,14 @@ class FleetClient:
         n: int = 1,
         **sampling: Any,  # noqa: ANN401 - as TRL names them
     ) -> dict[str, Any]:
-        """Sample `n` completions of each prompt with weights no older than the last published.
+        """Sample `n` completions of each prompt with the weights that were last published here.
 
         Args and result as of `VLLMClient.generate`; `generation_kwargs` are OpenAI's and vLLM's
         fields of a completion, of which each that is not known is an error.
 
         Raises:
             Refused: a value is wrong; `.field` names it.
+            StaleVersion: another trainer has published its weights meanwhile.
             BusError: as of `RolloutClient.generate_batch`.
         """
         if features is not None:
@@ -96,7 +75,7 @@ class FleetClient:
             **options_of(body),
         }
         if self.last_published is not None:
-            options.setdefault("versions", f"min:{self.last_published.version}")
+            options.setdefault("versions", f"exact:{self.last_published.version}")
         groups = self._client.generate_batch(prompts, sampling_of(body, 0), n=n, **options)
         self.last_rollouts = rollouts = [each for group in groups for each in group]
         return {
@@ -114,33 +93,11 @@ class FleetClient:
         raise SettingsError("images reach a fleet as `media` of RolloutClient.generate, not by TRL")
 
     def publish(self, tensors: Iterator[Pair]) -> Published:
-        """Bring weights to the workers, one tensor at a time; see `WeightPublisher.publish`.
-
-        All ranks gather the tensors of a sharded model: when it fails, the rest is read, too. The
-        first time they are held in host memory, because their names and shapes are not known yet.
-        """
-        found: Layout = []
-        try:
-            self.last_published = self._publisher.publish(
-                _kept_open(tensors, found),
-                layout=self._layout,
-                require=self._fleet.require,
-                deadline_s=self._fleet.deadline_s,
-            )
-        finally:
-            for _ in tensors:
-                pass
-        self._layout = found
+        """Bring weights to the workers; see `GatheredWeights.publish`."""
+        self.last_published = self._weights.publish(tensors)
         return self.last_published
 
     def close(self) -> None:
         """Disconnect. Idempotent."""
         atexit.unregister(self._client.close)
         self._client.close()
-
-
-def _kept_open(tensors: Iterator[Pair], layout: Layout) -> Iterator[Pair]:
-    """The same, noted in `layout`; closing it leaves `tensors` open: ranks gather the rest."""
-    for name, tensor in tensors:
-        layout.append((name, tensor.dtype, list(tensor.shape)))
-        yield name, tensor

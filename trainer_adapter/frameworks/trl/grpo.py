@@ -12,7 +12,8 @@ from trl.generation.vllm_generation import VLLMGeneration
 from trl.trainer import grpo_trainer
 
 from rolloutbus.bus.wire.errors import BusError, SettingsError
-from rolloutbus.trainer_adapter.frameworks.trl.fleet_client import FleetClient, FleetOptions
+from rolloutbus.trainer_adapter.frameworks.fleet import FleetOptions
+from rolloutbus.trainer_adapter.frameworks.trl.fleet_client import FleetClient
 
 _log = logging.getLogger(__name__)
 

@@ -7,11 +7,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from verl.workers.config import RolloutConfig
 
+from rolloutbus.bus.strict_calls import strict
 from rolloutbus.bus.wire.errors import SettingsError
-from rolloutbus.trainer_adapter.publisher.transfer import Requirement
+from rolloutbus.trainer_adapter.frameworks import fleet
 
 NAME = "rolloutbus"
 """Of the rollout, of the checkpoint engine, and of the part of `engine_kwargs` for both."""
@@ -53,26 +53,16 @@ _REFUSED: Mapping[str, tuple[Any, str]] = {
 but for two, and where else to say it."""
 
 
+@strict()
 @dataclass(frozen=True, kw_only=True)
-class FleetOptions:
+class FleetOptions(fleet.FleetOptions):
     """Where a fleet is: `engine_kwargs.rolloutbus` of the rollout and of the checkpoint engine."""
 
-    address: str
-    key_file: str = ""
-    policy: str = "default"
     dtype: str = "bfloat16"
-    """The engines', which a trainer's weights are cast to on the way; empty: they keep theirs."""
+    """As of the base, but with the dtype in which verl's own engines hold a model."""
     leave_out: Sequence[str] = ()
     """Tensors of the trainer that the engines do not have: `lm_head.weight` of a model that ties it
     to its embeddings."""
-    require: Requirement = "all"
-    """How many workers must have a new version; see `WeightPublisher.publish`."""
-    deadline_s: float = 600.0
-    """Of a request, and of an update, seconds."""
-
-    def __post_init__(self) -> None:
-        if self.dtype and not isinstance(getattr(torch, self.dtype, None), torch.dtype):
-            raise SettingsError(f"dtype={self.dtype!r}: say bfloat16, float16 or float32, or ''")
 
 
 def fleet_of(given: Mapping[str, Any] | None) -> FleetOptions:

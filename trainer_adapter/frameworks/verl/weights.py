@@ -4,13 +4,11 @@
 # verl and Ray are not installed where types are checked.
 
 import asyncio
-import atexit
 import os
 from collections.abc import AsyncGenerator, Iterable, Iterator
 from typing import Any
 
 import ray
-import torch
 from torch import distributed
 from verl.checkpoint_engine import CheckpointEngine, CheckpointEngineRegistry
 from verl.workers.config import RolloutConfig
@@ -18,20 +16,17 @@ from verl.workers.rollout.base import BaseRollout
 
 from rolloutbus.bus.wire.errors import BusError, DeadlineExceeded, SettingsError
 from rolloutbus.trainer_adapter.client.client import connect
-from rolloutbus.trainer_adapter.client.sync_client import connect_sync
+from rolloutbus.trainer_adapter.frameworks.fleet import GatheredWeights, Pair, connected
 from rolloutbus.trainer_adapter.frameworks.verl.options import (
     NAME,
     SERVER,
     FleetOptions,
     fleet_of,
 )
-from rolloutbus.trainer_adapter.publisher.sync_publisher import SyncWeightPublisher
-from rolloutbus.trainer_adapter.publisher.tensor_source import Layout
 from rolloutbus.trainer_adapter.publisher.transfer import Published
 
 POLL_S = 0.02
 """Between two looks at what the workers attest."""
-Pair = tuple[str, torch.Tensor]
 
 
 class WeightSender:
@@ -39,17 +34,15 @@ class WeightSender:
 
     def __init__(self, fleet: FleetOptions) -> None:
         self._fleet = fleet
-        self._publisher: SyncWeightPublisher | None = None
-        self._layout: Layout | None = None
+        self._weights: GatheredWeights | None = None
 
     async def send(self, weights: Iterable[Pair], global_steps: int | None) -> Published:
         """Publish; called by all ranks, each of which gets the result or the error.
 
-        All servers are told which of verl's steps the version is of. The first time the tensors
-        are held in host memory, as their names and shapes are not known yet; then one at a time.
+        All servers are told which of verl's steps the version is of.
 
         Raises:
-            BusError: as of `WeightPublisher.publish`. The workers have the older version still.
+            BusError: as of `GatheredWeights.publish`. The workers have the older version still.
         """
         published = await asyncio.to_thread(self._send, weights)
         if distributed.get_rank() == 0:
@@ -81,29 +74,10 @@ class WeightSender:
         return None if name in self._fleet.leave_out else name
 
     def _publish(self, tensors: Iterator[Pair]) -> Published:
-        if self._publisher is None:
-            client = connect_sync(self._fleet.address, key_file=self._fleet.key_file).open()
-            atexit.register(client.close)
-            dtype = getattr(torch, self._fleet.dtype) if self._fleet.dtype else None
-            self._publisher = SyncWeightPublisher(
-                client, self._fleet.policy, dtype=dtype, rename=self._name_of
-            )
-        found: list[tuple[str, torch.dtype, list[int]]] = []
-        published = self._publisher.publish(
-            _kept_open(tensors, found),
-            layout=self._layout,
-            require=self._fleet.require,
-            deadline_s=self._fleet.deadline_s,
-        )
-        self._layout = found
-        return published
-
-
-def _kept_open(tensors: Iterator[Pair], layout: list[Any]) -> Iterator[Pair]:
-    """The same, noted in `layout`; closing it leaves `tensors` open for the rest."""
-    for name, tensor in tensors:
-        layout.append((name, tensor.dtype, list(tensor.shape)))
-        yield name, tensor
+        if self._weights is None:
+            client = connected(self._fleet)
+            self._weights = GatheredWeights(client, self._fleet, rename=self._name_of)
+        return self._weights.publish(tensors)
 
 
 @CheckpointEngineRegistry.register(NAME)

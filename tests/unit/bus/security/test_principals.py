@@ -8,8 +8,8 @@ from rolloutbus.bus.wire.commands import COMMANDS
 CHANGES = ("load_lora", "unload_lora", "save_weights", "start_profile", "stop_profile")
 
 
-@pytest.mark.parametrize("kind", ["generate", "score", "embed", "rerank"])
-def test_a_client_may_have_texts_continued_and_read(kind: str) -> None:
+@pytest.mark.parametrize("kind", ["generate", "score", "embed", "rerank", "server_info"])
+def test_a_client_may_have_texts_continued_and_read_and_learn_facts(kind: str) -> None:
     assert {role for role in ROLES if kind in KINDS_OF[role]} == {"client", "trainer", "admin"}
 
 

@@ -6,13 +6,8 @@ import msgspec
 import numpy as np
 import pytest
 
-from rolloutbus.bus.weights.manifest import (
-    bytes_of,
-    digest_of,
-    first_mismatch,
-    lay_out,
-    total_bytes,
-)
+from rolloutbus.bus.weights.manifest import bytes_of, digest_of, lay_out, total_bytes
+from rolloutbus.bus.weights.side_by_side import first_mismatch
 from rolloutbus.bus.weights.tensor_files import shard_name
 from rolloutbus.bus.wire.messages.weights import Offer
 from rolloutbus.trainer_adapter.store.contents import StoreContents

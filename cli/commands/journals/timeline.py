@@ -8,9 +8,10 @@ from typing import Annotated
 import typer
 
 from rolloutbus.bus.wire.errors import SettingsError
-from rolloutbus.cli.journal_gaps import AllowGaps, fail_reading, finish
+from rolloutbus.cli.commands.journals.gaps import AllowGaps, fail_reading, finish
 from rolloutbus.cli.options import AsJson, example
 from rolloutbus.cli.terminal import ExitStatus, checked, fail
+from rolloutbus.cli.verbs import Verbs
 from rolloutbus.replay.journal.format import JournalError
 from rolloutbus.replay.journal.reader import Journal
 from rolloutbus.replay.timeline.browser import page_of, trace_of
@@ -18,17 +19,17 @@ from rolloutbus.replay.timeline.lanes import Timeline, clipped
 from rolloutbus.replay.timeline.picture import draw
 from rolloutbus.replay.timeline.timeline import timeline_of
 
-app = typer.Typer()
+app = Verbs()
 
 
 @app.command(epilog=example("rolloutbus timeline ./journal -o timeline.html"))
 def timeline(
     journal: Annotated[Path, typer.Argument(help="A directory that `record` has written.")],
     *,
-    out: Annotated[
+    output: Annotated[
         Path,
         typer.Option(
-            "--out",
+            "--output",
             "-o",
             metavar="FILE",
             help="Ends with .html (to zoom in), .png or .svg (pictures), "
@@ -36,10 +37,11 @@ def timeline(
         ),
     ],
     since: Annotated[
-        float, typer.Option("--from", min=0.0, help="Seconds since the recording began.")
+        float,
+        typer.Option("--from", metavar="SECONDS", min=0.0, help="Since the recording began."),
     ] = 0.0,
     until: Annotated[
-        float, typer.Option("--to", min=0.0, help="Seconds since then; 0: to its end.")
+        float, typer.Option("--to", metavar="SECONDS", min=0.0, help="0: to its end.")
     ] = 0.0,
     allow_gaps: AllowGaps = False,
     as_json: AsJson = False,
@@ -48,7 +50,7 @@ def timeline(
 
     The journal should have been recorded with the router's tap (`up --tap`).
     """
-    write = checked(partial(_writer_for, out))
+    write = checked(partial(_writer_for, output))
     try:
         source = Journal(journal, skip=allow_gaps)
         found = timeline_of(source)
@@ -65,12 +67,14 @@ def timeline(
         "workers": len(found.lanes),
         "executions": n_executions,
         "updates": len(found.updates),
+        "moves": len(found.moves),
         "seconds": round(found.duration_s, 3),
         "notes": found.notes,
     }
     head = (
-        f"{out}: {len(found.lanes)} workers, {n_executions} executions, "
-        f"{len(found.updates)} updates in {found.duration_s:.1f} s"
+        f"{output}: {len(found.lanes)} workers, {n_executions} executions, "
+        f"{len(found.updates)} updates, {len(found.moves)} moves of sessions "
+        f"in {found.duration_s:.1f} s"
     )
     text = "\n  ".join([head, *found.notes])
     finish(source, told, text, as_json=as_json, allow_gaps=allow_gaps)

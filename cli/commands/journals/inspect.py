@@ -10,10 +10,11 @@ import typer
 
 from rolloutbus.cli.options import example
 from rolloutbus.cli.terminal import ExitStatus, fail
+from rolloutbus.cli.verbs import Verbs
 from rolloutbus.replay.inspection import inspect as values_of
 from rolloutbus.replay.journal.format import JournalError
 
-app = typer.Typer()
+app = Verbs()
 
 
 @app.command(epilog=example("rolloutbus inspect ./journal/000001.rbj"))

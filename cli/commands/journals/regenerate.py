@@ -14,7 +14,7 @@ from rich.table import Table
 from rolloutbus.bus.wire.entry import Placement
 from rolloutbus.bus.wire.errors import BusError, SettingsError
 from rolloutbus.bus.wire.validation import check_placement, cost_of
-from rolloutbus.cli.journal_gaps import gaps_told, refuse_gaps, tell_gaps
+from rolloutbus.cli.commands.journals.gaps import gaps_told, refuse_gaps, tell_gaps
 from rolloutbus.cli.terminal import connected, print_json
 from rolloutbus.replay.journal.format import JournalError
 from rolloutbus.replay.journal.reader import Journal

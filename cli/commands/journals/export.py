@@ -7,23 +7,27 @@ from typing import Annotated
 
 import typer
 
-from rolloutbus.cli.journal_gaps import AllowGaps, fail_reading, finish
+from rolloutbus.cli.commands.journals.gaps import AllowGaps, fail_reading, finish
 from rolloutbus.cli.options import AsJson, example
 from rolloutbus.cli.terminal import checked
+from rolloutbus.cli.verbs import Verbs
 from rolloutbus.replay.journal.format import JournalError
 from rolloutbus.replay.journal.reader import Journal
 from rolloutbus.replay.trajectories import Trajectories, Trajectory
 from rolloutbus.replay.trajectory_files import write
 from rolloutbus.trainer_adapter.client.text import TokenizerFile, load_tokenizer
 
-app = typer.Typer()
+app = Verbs()
 
 
-@app.command(epilog=example("rolloutbus export ./journal --to trajectories.parquet"))
+@app.command(epilog=example("rolloutbus export ./journal -o trajectories.parquet"))
 def export(
     journal: Annotated[Path, typer.Argument(help="A directory that `record` has written.")],
     *,
-    to: Annotated[Path, typer.Option(metavar="FILE", help="Ends with .parquet or .jsonl.")],
+    output: Annotated[
+        Path,
+        typer.Option("--output", "-o", metavar="FILE", help="Ends with .parquet or .jsonl."),
+    ],
     tokenizer: Annotated[
         Path | None,
         typer.Option(help="tokenizer.json, or the model directory with it: adds texts."),
@@ -39,7 +43,7 @@ def export(
     try:
         source = Journal(journal, skip=allow_gaps)
         found = Trajectories(source)
-        n_rows = checked(lambda: write(to, _texted(found, loaded) if loaded else found))
+        n_rows = checked(lambda: write(output, _texted(found, loaded) if loaded else found))
     except (JournalError, OSError) as error:
         fail_reading(error)
     counts = {
@@ -51,7 +55,7 @@ def export(
     finish(
         source,
         {"rows": n_rows, **counts},
-        f"{n_rows} rows in {to} ({', '.join(f'{n} {name}' for name, n in counts.items())})",
+        f"{n_rows} rows in {output} ({', '.join(f'{n} {name}' for name, n in counts.items())})",
         as_json=as_json,
         allow_gaps=allow_gaps,
         # Results hold all their tokens: nothing of a row comes from streams.

@@ -1,7 +1,6 @@
 """`rolloutbus replay`: a recording, played to subscribers, or asked of a fleet again."""
 
 import asyncio
-import math
 import sys
 from collections.abc import Generator, Iterable
 from contextlib import contextmanager
@@ -13,10 +12,17 @@ import msgspec
 import typer
 
 from rolloutbus.bus.wire.errors import SettingsError
-from rolloutbus.cli.journal_gaps import AllowGaps, fail_reading, gaps_told, refuse_gaps, tell_gaps
-from rolloutbus.cli.options import AsJson, YourKey, example
-from rolloutbus.cli.regenerate import Regeneration, regenerate
+from rolloutbus.cli.commands.journals.gaps import (
+    AllowGaps,
+    fail_reading,
+    gaps_told,
+    refuse_gaps,
+    tell_gaps,
+)
+from rolloutbus.cli.commands.journals.regenerate import Regeneration, regenerate
+from rolloutbus.cli.options import Address, AsJson, Speed, YourKey, example, speed_of
 from rolloutbus.cli.terminal import ExitStatus, checked, fail, print_json, run
+from rolloutbus.cli.verbs import Verbs
 from rolloutbus.launcher.run_dir import RunDirectory
 from rolloutbus.launcher.version import installed_version
 from rolloutbus.replay.journal.format import JournalError
@@ -140,7 +146,6 @@ def _clipped(line: str) -> str:
     return line if len(line) <= MAX_CHARS else line[:MAX_CHARS] + "…"
 
 
-Speed = Annotated[str, typer.Option(metavar="1|10|max", help="How many times as fast as it was.")]
 Requests = Annotated[
     list[str] | None,
     typer.Option("--request", metavar="RID", help="Only of this request; may be repeated."),
@@ -163,18 +168,6 @@ Scores = Annotated[
         help="--regenerate: sample nothing, compare what the weights say of the recorded tokens.",
     ),
 ]
-LiveFleet = Annotated[
-    str,
-    typer.Option(
-        "--name",
-        "--address",
-        "-a",
-        "--router",
-        "-r",
-        metavar="NAME|ENDPOINT",
-        help="--regenerate: of this fleet. Default: the only one that runs here.",
-    ),
-]
 VersionRule = Annotated[
     str,
     typer.Option(
@@ -182,7 +175,10 @@ VersionRule = Annotated[
     ),
 ]
 DeadlineEach = Annotated[
-    float, typer.Option("--deadline", min=0.001, help="--regenerate: seconds for each request.")
+    float,
+    typer.Option(
+        "--deadline", metavar="SECONDS", min=0.001, help="--regenerate: for each request."
+    ),
 ]
 Concurrency = Annotated[int, typer.Option(min=1, help="--regenerate: requests under way at once.")]
 Tolerance = Annotated[
@@ -191,9 +187,8 @@ Tolerance = Annotated[
 
 
 PROGRESS_EVERY_S = 0.5
-MAX_SPEED = "max"
 
-app = typer.Typer()
+app = Verbs()
 
 
 @app.command(epilog=example("rolloutbus replay ./journal --speed 10 --wait 2"))
@@ -207,7 +202,7 @@ def replay(
     stay: Stay = False,
     again: Regenerates = False,
     score: Scores = False,
-    router: LiveFleet = "",
+    address: Address = "",
     key: YourKey = "",
     version: VersionRule = "any",
     deadline: DeadlineEach = 600.0,
@@ -231,27 +226,18 @@ def replay(
     try:
         if again:
             wanted = Regeneration(
-                *(journal, allow_gaps, rids, router, key),
+                *(journal, allow_gaps, rids, address, key),
                 *(version, deadline, concurrency, tolerance, score),
             )
             is_equal = run(regenerate(wanted, as_json=as_json))
             raise typer.Exit(ExitStatus.OK if is_equal else ExitStatus.FAILED)
         source = Journal(journal, skip=allow_gaps)
         with _place(bind) as endpoint:
-            settings = checked(lambda: PlayerSettings(endpoint, _speed(speed), rids))
+            settings = checked(lambda: PlayerSettings(endpoint, speed_of(speed), rids))
             run(_play(source, settings, wait, is_staying=stay, as_json=as_json))
         refuse_gaps(source, are_allowed=allow_gaps)
     except (JournalError, OSError) as error:
         fail_reading(error)
-
-
-def _speed(text: str) -> float:
-    if text == MAX_SPEED:
-        return math.inf
-    try:
-        return float(text)
-    except ValueError:
-        return fail(f"speed: {text!r} is no number and not {MAX_SPEED!r}", ExitStatus.USAGE)
 
 
 @contextmanager

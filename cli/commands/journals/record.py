@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from rolloutbus.cli.options import AsJson, YourKey, example
+from rolloutbus.cli.options import Address, AsJson, YourKey, example
 from rolloutbus.cli.terminal import (
     ExitStatus,
     checked,
@@ -18,6 +18,7 @@ from rolloutbus.cli.terminal import (
     run,
     until_ended,
 )
+from rolloutbus.cli.verbs import Verbs
 from rolloutbus.replay.choice import Filter, filter_in
 from rolloutbus.replay.journal.core import MIB, JournalSettings
 from rolloutbus.replay.recorder import Progress, Recorder
@@ -25,7 +26,7 @@ from rolloutbus.trainer_adapter.client.core.settings import ClientSettings
 
 PROGRESS_EVERY_S = 1.0
 
-app = typer.Typer()
+app = Verbs()
 
 
 @app.command(epilog=example("rolloutbus record ./journal --filter session=s1,policy=actor"))
@@ -43,27 +44,19 @@ def record(
             help="Only requests of this client, session or policy; of one name twice, either.",
         ),
     ] = "",
-    router: Annotated[
-        str,
-        typer.Option(
-            "--name",
-            "--address",
-            "-a",
-            "--router",
-            "-r",
-            metavar="NAME|ENDPOINT",
-            help="Which fleet: its name (see `rolloutbus ls`), or where its router listens for "
-            "clients. Default: the only fleet that runs here.",
-        ),
-    ] = "",
+    address: Address = "",
     key: YourKey = "",
-    segment_mib: Annotated[int, typer.Option(min=1, help="Size of one file.")] = 64,
-    segment_s: Annotated[float, typer.Option(min=1.0, help="Age of one file.")] = 600.0,
+    segment_mib: Annotated[int, typer.Option(metavar="MIB", min=1, help="Size of one file.")] = 64,
+    segment_s: Annotated[
+        float, typer.Option(metavar="SECONDS", min=1.0, help="Age of one file.")
+    ] = 600.0,
     keep_mib: Annotated[
-        int, typer.Option(min=0, help="Delete the oldest files beyond; 0: keep all.")
+        int,
+        typer.Option(metavar="MIB", min=0, help="Delete the oldest files beyond; 0: keep all."),
     ] = 0,
     keep_s: Annotated[
-        float, typer.Option(min=0.0, help="Delete files older than that; 0: keep all.")
+        float,
+        typer.Option(metavar="SECONDS", min=0.0, help="Delete files older than that; 0: keep all."),
     ] = 0.0,
     as_json: AsJson = False,
 ) -> None:
@@ -81,7 +74,7 @@ def record(
             keep_s=keep_s,
         )
     )
-    client = checked(lambda: client_settings(router, key, "recorder"))
+    client = checked(lambda: client_settings(address, key, "recorder"))
     work = _record(client, out.absolute(), chosen, settings, as_json=as_json)
     problem = run(work, terminated=ExitStatus.OK, interrupted=ExitStatus.OK)
     fail(f"recording has ended: {problem}", ExitStatus.FAILED)

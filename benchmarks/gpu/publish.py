@@ -1,0 +1,272 @@
+"""What does a publish cost those who read streams, and how long is it until all workers attest it?
+
+A trainer on the first GPU publishes a bfloat16 model with the layer shapes of a 7B one to a worker
+there, while streams of tokens are read through the public client. Looked at from outside: the time
+from `publish()` to its return with `require="all"`, its phases as the handle reports them, tokens
+per second meanwhile against the quiet times before and after, and the longest gap between two
+deltas of one stream. The first publish, after which what is lazy is warm, has a row of its own.
+
+    python benchmarks/gpu/publish.py --layers 32 --json
+    python benchmarks/gpu/publish.py --layers 32 --picture publish.png
+"""
+
+import argparse
+import asyncio
+import json
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, field
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, Literal, cast
+
+import torch
+
+import rolloutbus
+from benchmarks.gpu.weights import WAYS, Weights, build_model, copy_s
+from rolloutbus import RolloutClient, SamplingParams, WeightPublisher
+
+DEADLINE_S = 300.0
+PROMPT = list(range(3, 19))
+SAMPLING = SamplingParams(max_new_tokens=400, ignore_eos=True)
+QUIET_S = 2.0
+Transport = Literal["cuda_ipc", "collective", "shm"]
+
+
+@dataclass(slots=True)
+class Publishing:
+    """One publish: when it began and ended, and what the worker says of it."""
+
+    began: float
+    phases: list[tuple[str, float]] = field(default_factory=list[tuple[str, float]])
+    """Each phase with its first moment, as time.perf_counter() tells it."""
+    ended: float = 0.0
+    stall_s: float = 0.0
+
+    @property
+    def total_s(self) -> float:
+        """From `publish()` to its return."""
+        return self.ended - self.began
+
+    def durations(self) -> dict[str, float]:
+        """Seconds by phase, in order."""
+        ends = [*self.phases[1:], ("", self.ended)]
+        return {
+            name: stop - start
+            for (name, start), (_, stop) in zip(self.phases, ends, strict=True)
+            if name != "committed"
+        }
+
+
+class Readers:
+    """Streams that are always open, and when their deltas came."""
+
+    def __init__(self, client: RolloutClient, n_streams: int) -> None:
+        self._client = client
+        self.arrivals: list[tuple[float, int]] = []
+        """Moment and number of tokens of every delta."""
+        self._has_begun = asyncio.Event()
+        self.gaps: list[tuple[float, float]] = []
+        """Beginning and end of the time between two deltas of one stream."""
+        self._tasks = [asyncio.create_task(self._read()) for _ in range(n_streams)]
+
+    async def begun(self) -> None:
+        """Wait for the first delta."""
+        first = asyncio.create_task(self._has_begun.wait())
+        await asyncio.wait([first, *self._tasks], return_when="FIRST_COMPLETED")
+        if not first.done():
+            first.cancel()
+            await self.close()
+
+    async def _read(self) -> None:
+        while True:
+            before: float | None = None
+            async for delta in self._client.stream(PROMPT, SAMPLING, deadline_s=DEADLINE_S):
+                now = time.perf_counter()
+                self.arrivals.append((now, len(delta.tokens)))
+                self._has_begun.set()
+                if before is not None:
+                    self.gaps.append((before, now))
+                before = now
+
+    def rate(self, start: float, stop: float) -> float:
+        """Tokens per second in that time."""
+        return sum(n for at, n in self.arrivals if start <= at < stop) / (stop - start)
+
+    def longest_gap(self, start: float, stop: float) -> float:
+        """Of all gaps that reach into that time, seconds."""
+        return max((end - begin for begin, end in self.gaps if end > start and begin < stop))
+
+    async def close(self) -> None:
+        """Read no more."""
+        for each in self._tasks:
+            each.cancel()
+        for ended in await asyncio.gather(*self._tasks, return_exceptions=True):
+            if not isinstance(ended, asyncio.CancelledError):
+                raise SystemExit(f"a stream failed: {ended!r}")
+
+
+async def publish(publisher: WeightPublisher, weights: Weights, way: Transport) -> Publishing:
+    """One version, watched."""
+    found = Publishing(time.perf_counter())
+    handle = publisher.start(weights, transport=way, require="all", deadline_s=DEADLINE_S)
+    async for progress in handle.changes():
+        if not found.phases or found.phases[-1][0] != progress.phase:
+            found.phases.append((progress.phase, time.perf_counter()))
+    published = await handle
+    found.ended = time.perf_counter()
+    found.stall_s = max(published.stall_ms.values()) / 1e3
+    taken = set(published.transport.values())
+    if taken != {way}:
+        raise SystemExit(f"{way} was not taken: {taken} {published.why}")
+    return found
+
+
+async def measure(
+    model: Path, weights: Weights, way: Transport, options: argparse.Namespace
+) -> tuple[list[Publishing], Readers]:
+    """A fleet of one SGLang engine, its readers, and the publishes among quiet times."""
+    arguments = {
+        "attention_backend": "triton",
+        "sampling_backend": "pytorch",
+        "mem_fraction_static": 0.4,
+        "max_total_tokens": options.streams * 1024,
+        "cuda_graph_max_bs_decode": options.streams,
+        "disable_prefill_cuda_graph": True,
+    }
+    engine_options = {
+        "device": "cuda",
+        "dtype": "bfloat16",
+        "slots": options.streams,
+        "max_context": 512,
+        "arguments": arguments,
+    }
+    async with AsyncExitStack() as stack:
+        up = rolloutbus.up(model=model, workers=1, engine="sglang", engine_options=engine_options)
+        fleet = await stack.enter_async_context(up)
+        client = await stack.enter_async_context(rolloutbus.connect(fleet.address, name="trainer"))
+        readers = Readers(client, options.streams)
+        stack.push_async_callback(readers.close)
+        publisher = WeightPublisher(client)
+        found: list[Publishing] = []
+        await readers.begun()
+        for number in range(options.rounds + 1):
+            await asyncio.sleep(QUIET_S)
+            found.append(await publish(publisher, weights, way))
+            _say(f"{way}: publish {number} of {options.rounds}: {found[-1].total_s:.3f} s")
+        await asyncio.sleep(QUIET_S)
+        publisher.forget()
+    return found, readers
+
+
+def row_of(found: Sequence[Publishing], readers: Readers) -> dict[str, Any]:
+    """Times in milliseconds and ratios of one way."""
+    first, *others = found
+    slowness = [_slowness(each, readers) for each in others]
+    quiet = [readers.longest_gap(each.began - QUIET_S / 2, each.began) for each in others]
+    gaps = [_gap(each, readers) for each in others]
+    phases = {
+        name: statistics.median(each.durations().get(name, 0.0) for each in others)
+        for name in others[0].durations()
+    }
+    return {
+        "total_ms": _ms(statistics.median(each.total_s for each in others)),
+        "total_max_ms": _ms(max(each.total_s for each in others)),
+        "first_ms": _ms(first.total_s),
+        "phases_ms": {name: _ms(each) for name, each in phases.items()},
+        "stall_ms": _ms(statistics.median(each.stall_s for each in others)),
+        "rate_to_quiet": round(statistics.median(slowness), 3),
+        "first_rate_to_quiet": round(_slowness(first, readers), 3),
+        "gap_ms": _ms(statistics.median(gaps)),
+        "gap_max_ms": _ms(max(gaps)),
+        "first_gap_ms": _ms(_gap(first, readers)),
+        "quiet_gap_ms": _ms(statistics.median(quiet)),
+        "quiet_gap_max_ms": _ms(max(quiet)),
+    }
+
+
+def _slowness(each: Publishing, readers: Readers) -> float:
+    quiet = readers.rate(each.began - QUIET_S / 2, each.began)
+    return readers.rate(each.began, each.ended) / quiet
+
+
+def _gap(each: Publishing, readers: Readers) -> float:
+    return readers.longest_gap(each.began, each.ended + 0.2)
+
+
+def _ms(seconds: float) -> float:
+    return round(seconds * 1e3, 1)
+
+
+def draw(rows: dict[str, dict[str, Any]], path: Path) -> None:
+    """A waterfall of the phases, a bar for each way."""
+    # Only here: a GPU host may lack it, and its backend is chosen before the rest is imported.
+    import matplotlib as mpl  # noqa: PLC0415
+
+    mpl.use("agg")
+    import matplotlib.pyplot as plt  # noqa: PLC0415
+
+    figure, axes = cast("Any", plt).subplots(figsize=(9, 1.2 + 0.8 * len(rows)))  # untyped
+    names = [*dict.fromkeys(name for row in rows.values() for name in row["phases_ms"])]
+    colours = dict(zip(names, cast("Any", mpl).colormaps["tab10"].colors, strict=False))
+    for place, (way, row) in enumerate(rows.items()):
+        ends = [0.0]
+        for name, duration in row["phases_ms"].items():
+            label = name if way == next(iter(rows)) else None
+            axes.barh(place, duration, left=ends[-1], color=colours[name], label=label)
+            ends.append(ends[-1] + duration)
+        for start, stop in pairwise(ends):
+            if stop - start > ends[-1] / 12:
+                axes.text((start + stop) / 2, place, f"{stop - start:.0f}", ha="center")
+    axes.set_yticks(range(len(rows)), [*rows])
+    axes.set_xlabel("milliseconds from publish() on")
+    axes.legend(ncols=4, frameon=False, loc="lower center", bbox_to_anchor=(0.5, 1.0))
+    figure.savefig(path, bbox_inches="tight", dpi=150)
+
+
+def run(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
+    """The hardware first, then way by way."""
+    weights = build_model(folder / "model", options.layers)
+    size = sum(each.nbytes for each in weights.values())
+    report: dict[str, Any] = {
+        "gpu": torch.cuda.get_device_name(0),
+        "model_gb": round(size / 1e9, 2),
+        "streams": options.streams,
+        "device_copy_ms": _ms(copy_s(weights, "cuda:0", options.rounds)),
+        "ways": {},
+    }
+    torch.cuda.empty_cache()
+    for way in options.ways:
+        found, readers = asyncio.run(measure(folder / "model", weights, way, options))
+        report["ways"][way] = row_of(found, readers)
+        _say(f"{way}: {report['ways'][way]}")
+    return report
+
+
+def _say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description="What a publish costs the readers of streams")
+    parser.add_argument("--json", action="store_true", help="only one JSON object")
+    parser.add_argument("--layers", type=int, default=6, help="6 layers are 2.9 GB, 32 are 13.5")
+    parser.add_argument("--rounds", type=int, default=8, help="beside the first publish")
+    parser.add_argument("--streams", type=int, default=32)
+    parser.add_argument("--ways", nargs="+", default=["cuda_ipc", "shm"], choices=WAYS)
+    parser.add_argument("--picture", type=Path, help="a file for the waterfall of phases")
+    options = parser.parse_args(arguments)
+    with tempfile.TemporaryDirectory(prefix="publish-") as folder:
+        report = run(options, Path(folder))
+    if options.picture:
+        draw(report["ways"], options.picture)
+    print(json.dumps(report, indent=None if options.json else 2))
+
+
+if __name__ == "__main__":
+    main()
