@@ -27,6 +27,7 @@ from rolloutbus.router.events import (
     Effect,
     Event,
     Handle,
+    KeysChanged,
     LettersKept,
     Malformed,
     Received,
@@ -125,6 +126,7 @@ EVENTS: list[Event] = [
     Ticked(),
     Counted("turned_away", 3),
     LettersKept(),
+    KeysChanged([PRINCIPAL]),
 ]
 
 
