@@ -283,9 +283,7 @@ class Lost:
         self._second = second
         self._n_started = 0
 
-    async def start(
-        self, on_ready: OnReady, on_notice: OnNotice, on_progress: OnProgress
-    ) -> Child:
+    async def start(self, on_ready: OnReady, on_notice: OnNotice, on_progress: OnProgress) -> Child:
         self._n_started += 1
         if self._n_started > 1:
             return await self._second.start(on_ready, on_notice, on_progress)

@@ -6,6 +6,7 @@ import asyncio
 import os
 import sys
 import time
+from collections.abc import Awaitable
 from pathlib import Path
 
 import ray
@@ -91,6 +92,7 @@ async def lose_a_node(orders: Orders, address: str, model: str) -> None:
             first=first,
             nodes=fleet.nodes,
             told=told,
+            refused=await refusal(fleet.scale(3)),
             logged={
                 name: (fleet.run_dir / "logs" / f"{name}.log").read_text().count("execute generate")
                 for name in fleet.worker_names
@@ -150,15 +152,97 @@ def share_a_group(orders: Orders, address: str, model: str) -> None:
     orders.next()  # the test has looked at the processes
 
 
+async def change_workers(orders: Orders, address: str, _: str) -> None:
+    """Workers are added and removed, in a placement group of the fleet's and in the program's."""
+    ray.init(address=address, log_to_driver=False, logging_level="warning")
+    told: list[str] = []
+    launcher = RayLauncher(resources_per_worker={"slot": 1})
+    async with (
+        rolloutbus.up(
+            lambda event: told.append(f"{event.name} {event.kind}: {event.what}"),
+            engine="fake",
+            workers=1,
+            launcher=launcher,
+            env={"NCCL_DEBUG": "WARN"},
+        ) as fleet,
+        rolloutbus.connect(**fleet.ticket.connect_options()) as client,
+    ):
+        n_free = [free_slots()]
+        await fleet.scale(3)
+        n_free.append(free_slots())
+        sampled = [
+            len((await client.generate([1, 2, 3], SHORT, worker=name, deadline_s=30)).tokens)
+            for name in fleet.worker_names
+        ]
+        nodes = fleet.nodes
+        before = fleet.pids
+        await fleet.restart("w2")
+        is_another = before["w2"] != fleet.pids["w2"]
+        added = await fleet.add_worker(env={"NCCL_DEBUG": "INFO"})
+        variables = {name: variable_of(fleet.pids[name], "NCCL_DEBUG") for name in ("w0", added)}
+        adding = asyncio.ensure_future(fleet.scale(5))
+        async with asyncio.timeout(DEADLINE_S):
+            while fleet.waits_for.get("w4") != "waiting for a place on Ray":  # noqa: ASYNC110 - tells nobody
+                await asyncio.sleep(0)
+        adding.cancel()
+        await asyncio.wait([adding])
+        refused = await refusal(fleet.add_worker(gpus=[0]))
+        await fleet.scale(1)
+        async with asyncio.timeout(DEADLINE_S):
+            while free_slots() < n_free[0]:  # noqa: ASYNC110 - Ray takes a moment, and tells nobody
+                await asyncio.sleep(0.1)
+        orders.answer(
+            n_free=n_free,
+            sampled=sampled,
+            nodes=nodes,
+            is_another=is_another,
+            added=added,
+            variables=variables,
+            names=fleet.worker_names,
+            refused=refused,
+            told=told,
+        )
+    group = placement_group([{"CPU": 1} for _ in range(2)])
+    await group.ready()
+    launcher = RayLauncher(placement_group=group)
+    async with rolloutbus.up(engine="fake", workers=1, launcher=launcher) as fleet:
+        await fleet.scale(2)
+        refused = await refusal(fleet.scale(3))
+        orders.answer(names=fleet.worker_names, refused=refused)
+
+
+def free_slots() -> float:
+    """Of those that Ray keeps for nobody."""
+    return ray.available_resources().get("slot", 0.0)
+
+
+def variable_of(pid: int, name: str) -> str:
+    """Of a process on this machine, which all nodes share."""
+    entries = Path(f"/proc/{pid}/environ").read_text().split("\0")
+    return dict(entry.split("=", 1) for entry in entries if "=" in entry)[name]
+
+
+async def refusal(change: Awaitable[object]) -> str:
+    """Why a change is refused."""
+    try:
+        await change
+    except SettingsError as error:
+        return str(error)
+    return ""
+
+
 def main() -> None:
     """Run the program of this name."""
     name, address, model = sys.argv[1:]
     orders = Orders()
     orders.answer(ready=True)
-    if name == "lose_a_node":
-        asyncio.run(lose_a_node(orders, address, model))
-    else:
-        share_a_group(orders, address, model)
+    match name:
+        case "lose_a_node":
+            asyncio.run(lose_a_node(orders, address, model))
+        case "change_workers":
+            asyncio.run(change_workers(orders, address, model))
+        case _:
+            share_a_group(orders, address, model)
 
 
 if __name__ == "__main__":

@@ -109,6 +109,7 @@ async def test_a_run_completes_though_a_node_is_killed(
     assert any(line.startswith(f"{victim} died: was lost: its actor") for line in told["told"])
     [survivor] = {"w0", "w1"} - {victim}
     assert told["logged"][survivor] >= told["n_moved"]
+    assert told["refused"].startswith("strategy: STRICT_SPREAD holds among the 2 workers")
     assert told["versions_after"] == [[[told["version"], 5]]] * 2
     await nothing_is_left(own_directory)
     assert files_of_fleets(own_directory) == []
@@ -139,6 +140,32 @@ async def test_a_program_on_ray_gives_a_fleet_bundles_of_its_group(
         await nothing_is_left(own_directory)
         process.tell("end")
         await process.ended()
+
+
+async def test_workers_of_a_fleet_on_ray_come_and_go(
+    address: str, own_directory: Path, tmp_path: Path
+) -> None:
+    program = ["tests.adapters.ray.fleet_program", "change_workers", address, str(tmp_path)]
+    async with line_processes([program], PYTHON) as [process]:
+        told = await process.hear()
+        first, scaled = told["n_free"]
+        assert first - scaled == 2, "Ray counts what the new workers use"
+        assert told["sampled"] == [5, 5, 5]
+        assert all(told["nodes"][name] for name in ("w0", "w1", "w2"))
+        assert told["is_another"]
+        assert (told["added"], told["variables"]) == ("w3", {"w0": "WARN", "w3": "INFO"})
+        assert told["names"] == ["w0"]
+        assert "Ray chooses the GPUs" in told["refused"]
+        assert "w4 scaled: does not serve, and is ended" in told["told"]
+        assert "w3 scaled: has left" in told["told"]
+        own = await process.hear()
+        assert own["names"] == ["w0", "w1"]
+        assert own["refused"] == (
+            "placement_group: its bundles have room for 2 workers, not for w2"
+        )
+        await process.ended()
+    await nothing_is_left(own_directory)
+    assert files_of_fleets(own_directory) == []
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL], ids=["ctrl-c", "killed"])

@@ -4,7 +4,7 @@ Run by the tests beside it, in an environment with verl. Prints a JSON line for 
 the one named `running` a worker is killed from outside.
 """
 
-# pyright: basic, reportMissingImports=false
+# pyright: basic, reportMissingImports=false, reportAttributeAccessIssue=false
 # What it imports is installed in the environment that runs it.
 
 import argparse
