@@ -16,7 +16,8 @@ from tests.page_snippets import PYTHON, SHELL, Snippet, pages, snippets_of, word
 AT_MOST = {
     "GPU": 6,
     "framework": 17,
-    "hosts": 3,
+    "hosts": 8,
+    "hub": 1,
     "processes": 1,
     "ranks": 1,
     "recording": 2,

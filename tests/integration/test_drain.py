@@ -92,7 +92,7 @@ async def fleet(
             [
                 *("worker", "--name", name, "--router", backend, "--engine", "fake"),
                 *("--stream", f"ipc://{folder}/{name}", "--drain", str(drain_s)),
-                *(word for option in options for word in ("-o", option)),
+                *(word for option in options for word in ("-e", option)),
             ]
         )
     async with AsyncExitStack() as stack:

@@ -16,7 +16,7 @@ pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
 
 N_ROLLOUTS, N_TOKENS = 40, 600
 """As in `far_load`."""
-ENGINE = ("--engine", "fake", "-o", "step_s=0.05")
+ENGINE = ("--engine", "fake", "-e", "step_s=0.05")
 LIST = ("-l", "keys/allow.json")
 PROGRAM = (sys.executable, "-m", "tests.integration.far_load")
 CUT_S = 10.0

@@ -125,6 +125,7 @@ def what_a_reader_has(client: rolloutbus.RolloutClient, model: Path) -> dict[str
 def as_typed(snippet: Snippet, fleet: Fleet) -> str:
     """What a reader of this fleet would type."""
     text = snippet.code.replace(ADDRESS, fleet.address).replace(GATEWAY, fleet.http)
+    text = text.replace('"ADDRESS"', f'"{fleet.address}"')
     return text.replace(*SHORTER).replace("path/to/model", "./model")
 
 

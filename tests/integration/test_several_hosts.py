@@ -14,7 +14,7 @@ pytestmark = [pytest.mark.integration, pytest.mark.asyncio(loop_scope="module")]
 N_TOKENS = 12
 RELAY_PORT = 7781
 STEP_S = "step_s=0.03"
-ENGINE = ("--engine", "fake", "-o", STEP_S)
+ENGINE = ("--engine", "fake", "-e", STEP_S)
 LIST = ("-l", "keys/allow.json")
 
 
