@@ -14,7 +14,7 @@ from rolloutbus.cli.app import app
 from tests.page_snippets import PYTHON, SHELL, Snippet, pages, snippets_of, words_of
 
 AT_MOST = {
-    "GPU": 6,
+    "GPU": 7,
     "framework": 13,
     "hosts": 12,
     "hub": 1,
