@@ -7,6 +7,7 @@ import shutil
 import signal
 import socket
 import sys
+import tempfile
 from asyncio.subprocess import PIPE, STDOUT
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -63,10 +64,10 @@ def pages_with(languages: frozenset[str]) -> list[str]:
 
 
 @pytest.fixture(scope="module", autouse=True)
-def own_runtime_dir(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+def own_runtime_dir() -> Iterator[None]:
     """Commands find this module's fleet, and no other."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("XDG_RUNTIME_DIR", str(tmp_path_factory.mktemp("run")))
+    with pytest.MonkeyPatch.context() as patch, tempfile.TemporaryDirectory(prefix="rb-") as path:
+        patch.setenv("XDG_RUNTIME_DIR", path)
         yield
 
 
@@ -129,16 +130,23 @@ def as_typed(snippet: Snippet, fleet: Fleet) -> str:
     return text.replace(*SHORTER).replace("path/to/model", "./model")
 
 
+@pytest.fixture
+def directory(tiny_model: Path) -> Iterator[Path]:
+    """Where a reader types; below tmp_path the paths of a fleet's sockets were too long."""
+    with tempfile.TemporaryDirectory(prefix="rb-") as path:
+        (Path(path) / "model").symlink_to(tiny_model)
+        yield Path(path)
+
+
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("page", pages_with(CONSOLE))
 async def test_commands_of_a_page_do_what_they_say(
-    page: str, fleet: Fleet, tiny_model: Path, tmp_path: Path
+    page: str, fleet: Fleet, directory: Path
 ) -> None:
-    (tmp_path / "model").symlink_to(tiny_model)
     for snippet in snippets_of(page):
         if snippet.commands and not snippet.not_run:
             async with AsyncExitStack() as servers:
-                await type_in(snippet, fleet, tmp_path, servers)
+                await type_in(snippet, fleet, directory, servers)
 
 
 async def type_in(snippet: Snippet, fleet: Fleet, directory: Path, servers: AsyncExitStack) -> None:
