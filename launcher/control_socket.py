@@ -113,7 +113,9 @@ class ControlSocket:
 
     async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         def say(reply: Reply) -> None:
-            writer.write(msgspec.json.encode(reply) + b"\n")
+            # Who has gone is told nothing; to write all the same raises, in the middle of a change.
+            if not writer.is_closing():
+                writer.write(msgspec.json.encode(reply) + b"\n")
 
         try:
             order = _order_of(await reader.readline())

@@ -340,8 +340,8 @@ def test_scale_and_restart_reach_the_fleet_that_runs_here() -> None:
 
 
 @contextlib.contextmanager
-def scaling(to: int) -> Generator[subprocess.Popen[str]]:
-    """`rolloutbus scale` that has begun to start workers."""
+def scaling(to: int) -> Generator[tuple[subprocess.Popen[str], int]]:
+    """`rolloutbus scale` that has begun to start workers; the first one, by its pid, is stopped."""
     process = subprocess.Popen(
         command("scale", "-n", str(to)),
         env=environment(),
@@ -352,8 +352,11 @@ def scaling(to: int) -> Generator[subprocess.Popen[str]]:
     with process:
         try:
             assert process.stdout is not None
-            assert " started as process " in process.stdout.readline()
-            yield process
+            told = process.stdout.readline()
+            assert " started as process " in told
+            worker = int(told.rpartition(" ")[2])
+            os.kill(worker, signal.SIGSTOP)  # else it may serve before a signal has its effect
+            yield process, worker
         finally:
             process.kill()
 
@@ -361,15 +364,17 @@ def scaling(to: int) -> Generator[subprocess.Popen[str]]:
 def test_ctrl_c_while_workers_come_leaves_nothing_behind(runtime_dir: Path) -> None:
     with running_up("-n", "1", "--no-store") as up:
         first = set(tree_of(up.pid))
-        with scaling(to=4) as scale:
+        with scaling(to=4) as (scale, worker):
             scale.send_signal(signal.SIGINT)
             assert scale.wait(DEADLINE_S) == 130
+            os.kill(worker, signal.SIGCONT)
         # The next change waits until what was begun is ended again.
         assert call("scale", "-n", "1").stdout == "1 workers: w0\n"
         assert set(tree_of(up.pid)) == first
-        with scaling(to=4) as scale:
+        with scaling(to=4) as (scale, worker):
             pids = tree_of(up.pid)
             up.send_signal(signal.SIGINT)
+            os.kill(worker, signal.SIGCONT)
             assert up.wait(DEADLINE_S) == 130
             assert scale.wait(DEADLINE_S) == 1
             assert scale.stderr is not None
