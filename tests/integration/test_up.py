@@ -295,7 +295,8 @@ def test_up_leaves_no_process_and_no_file(
         assert len(pids) == 1 + 2 + 2 * 2
         process.send_signal(number)
         assert process.wait(DEADLINE_S) == status
-        assert not any(is_alive(pid) for pid in pids)
+        for pid in pids:
+            asyncio.run(process_ends(pid))
     assert leftovers(runtime_dir) == []
 
 
@@ -379,7 +380,8 @@ def test_ctrl_c_while_workers_come_leaves_nothing_behind(runtime_dir: Path) -> N
             assert scale.wait(DEADLINE_S) == 1
             assert scale.stderr is not None
             assert scale.stderr.read().startswith("error: the ")
-        assert not any(is_alive(pid) for pid in pids)
+        for pid in pids:
+            asyncio.run(process_ends(pid))
     assert leftovers(runtime_dir) == []
 
 
@@ -394,10 +396,11 @@ async def test_a_change_that_is_under_way_ends_with_its_fleet(runtime_dir: Path)
         growing = asyncio.create_task(fleet.scale(3))
         async with asyncio.timeout(DEADLINE_S):
             await started.wait()
-        pids = tree_of(os.getpid())[1:]
+        pids = [each for pid in fleet.pids.values() if pid for each in tree_of(pid)]
     with pytest.raises(ActorStopped, match="the fleet has ended"):
         await growing
-    assert not any(is_alive(pid) for pid in pids)
+    for pid in pids:
+        await process_ends(pid)  # an engine host learns of its parent's end, and ends then
     assert leftovers(runtime_dir) == []
 
 
