@@ -459,7 +459,7 @@ def python(module: str, interpreter: str | os.PathLike[str] = "") -> list[str]:
 
 
 def environment() -> dict[str, str]:
-    """Environment of our processes: they run this very code, whatever lies in the directory.
+    """Returns the environment of the fleet's processes, in which they import this very code.
 
     Without the safe path, a folder of our name where the user happens to be would be run instead.
     """
@@ -492,7 +492,7 @@ def visible_gpus(gpus: Sequence[int]) -> list[str]:
 
 
 def n_visible_gpus() -> int:
-    """NVIDIA's GPUs that this process sees; 0: none, or nobody knows."""
+    """Counts the NVIDIA GPUs that this process sees; 0 also where that cannot be found out."""
     mine = os.environ.get(CUDA_DEVICES)
     if mine is not None:
         return len([name for name in mine.split(",") if name.strip()])

@@ -1,4 +1,4 @@
-"""What a subscriber would have been told of a journal, and when: for whoever watches it.
+"""Scenes of a journal: what a subscriber would have been told, and when, for people who watch.
 
 Pure but for the reading. Nothing is published: see `player.py` for that.
 """

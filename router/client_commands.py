@@ -182,7 +182,7 @@ class ClientCommands:
         )
 
     def _gives_up(self, client: ClientRecord, entry: Entry, body: Shutdown) -> bool:
-        """A worker that is away is to leave: nobody waits for it any more."""
+        """Stops expecting a worker that is away; returns whether that is what is asked for."""
         name = entry.route.removeprefix("worker:")
         if body.comes_back or not self._context.expected.forget(name):
             return False

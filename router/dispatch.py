@@ -233,7 +233,7 @@ class Dispatcher:
                 self._send(request, member, now)
 
     def recovered(self, now: float) -> None:
-        """Nobody claimed the parked requests in time: they are queued like any other."""
+        """Queues the requests that no worker claimed in time after the router came back."""
         for request in [r for r in self._table if r.state == "parked"]:
             request.advance("recovered")
             self._table.waiting.add(request)

@@ -189,7 +189,7 @@ class SupervisedProcess:
         child.kill()
 
     def _in_time(self) -> None:
-        """Whatever happens to it from now on, it was not late."""
+        """Stops the watch for a late start: the process is ready, or has ended."""
         if self._late is not None:
             self._late.cancel()
             self._late = None

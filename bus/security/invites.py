@@ -131,7 +131,10 @@ KeyBytes = Annotated[bytes, msgspec.Meta(min_length=KEY_BYTES, max_length=KEY_BY
 
 
 class Token(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """What a new host is told. Whoever reads it before it is used can take its place."""
+    """The content of an invitation's token, for one new host.
+
+    Whoever reads it before it is used can take that host's place.
+    """
 
     secret: KeyBytes
     """Of the token's own pair."""

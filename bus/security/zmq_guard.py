@@ -160,11 +160,11 @@ SignedBatchHandler = Callable[[Peer, Principal, list[Entry]], None]
 
 
 def _nobody_cares(_: frozenset[str]) -> None:
-    """Default: entries of a revoked peer are dropped in any case."""
+    """Default: does nothing more; entries of a revoked peer are dropped in any case."""
 
 
 def _nobody_asks(_: Principals) -> None:
-    """Default: nobody is told of the allow-list."""
+    """Default: does nothing with an allow-list."""
 
 
 class SocketGuard:
@@ -175,7 +175,9 @@ class SocketGuard:
         settings: SecuritySettings,
         on_revoked: Callable[[frozenset[str]], None] = _nobody_cares,
     ) -> None:
-        """Read keys and allow-list; without a file, nobody comes in until one is handed over.
+        """Read the keys and the allow-list.
+
+        Without a file of a list it refuses everybody until the router hands one over.
 
         Args:
             settings: where they are.

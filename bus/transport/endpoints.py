@@ -159,7 +159,7 @@ def check_advertised(host: str) -> None:
 
 
 def is_wildcard(address: str) -> bool:
-    """Whether it stands for every interface of a host, so that nobody can be told it."""
+    """Whether an address means every interface of a host, to which peers cannot connect."""
     return (urlsplit(address).hostname or "") in _WILDCARDS
 
 

@@ -19,7 +19,7 @@ _ANY_PORT = 9
 
 
 def facing(router: str) -> str:
-    """An endpoint to listen on for whoever reaches this router: a free port of one interface.
+    """Returns an endpoint to listen on, with a free port, that peers of this router can reach.
 
     That is the interface from which we reach the router. A router's address on this host that
     others can reach gives itself, and a local one the loopback.

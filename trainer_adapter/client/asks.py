@@ -121,15 +121,10 @@ def ask_of(
         Refused: the prompt or an option is no valid value; `.field` names it.
     """
     deadline_s = seconds_of(deadline_s)
-    sampling, _ = sealed(sampling_of(sampling), SamplingParams, field="sampling")
-    if sampling.top_k == OFF_ELSEWHERE:
-        sampling = msgspec.structs.replace(sampling, top_k=0)
+    sampling = _sound(sampling)
     if not 0 < deadline_s < math.inf:
         message = f"a deadline is a number of seconds above 0, not {deadline_s}"
         raise Refused(bad_request("deadline_s", message))
-    if sampling.max_new_tokens < 1:  # else the cost that is made of it would be blamed
-        message = f"{sampling.max_new_tokens} is not at least 1"
-        raise Refused(bad_request("sampling.max_new_tokens", message))
     given = tokens_of(prompt)
     tokens = _truncated(given, max_prompt_tokens, truncate)
     if truncate != "refuse" and (session or detached or media):
@@ -148,11 +143,6 @@ def ask_of(
     problem = check_placement(place)
     if problem is not None:
         raise Refused(problem)
-    short: list[Processor] = []
-    if action_mask is not None:
-        short.append(logit_processors.action_mask(action_mask))
-    if disallowed_tokens is not None:
-        short.append(logit_processors.disallowed_tokens(disallowed_tokens))
     body = Generate(
         prompt=tokens.tobytes(),
         sampling=sampling,
@@ -160,11 +150,36 @@ def ask_of(
         lora=lora,
         want=want,
         grammar=grammar,
-        processors=[*short, *processors],
+        processors=[*_short(action_mask, disallowed_tokens), *processors],
         media=list(media),
     )
     n_dropped = len(given) - len(tokens)
     return Ask("generate", body, place=place, on_loss=on_loss, n_prompt_dropped=n_dropped)
+
+
+def _sound(given: SamplingLike) -> SamplingParams:
+    """The sampling of a request, with `top_k` as the bus spells it.
+
+    Raises:
+        Refused: a value is none; `.field` names it.
+    """
+    sampling, _ = sealed(sampling_of(given), SamplingParams, field="sampling")
+    if sampling.max_new_tokens < 1:  # else the cost that is made of it would be blamed
+        message = f"{sampling.max_new_tokens} is not at least 1"
+        raise Refused(bad_request("sampling.max_new_tokens", message))
+    if sampling.top_k == OFF_ELSEWHERE:
+        return msgspec.structs.replace(sampling, top_k=0)
+    return sampling
+
+
+def _short(
+    action_mask: Sequence[int] | None, disallowed_tokens: Sequence[int] | None
+) -> Iterator[Processor]:
+    """The processors that the two short options stand for."""
+    if action_mask is not None:
+        yield logit_processors.action_mask(action_mask)
+    if disallowed_tokens is not None:
+        yield logit_processors.disallowed_tokens(disallowed_tokens)
 
 
 def _truncated(tokens: Int32s, n_most: int, truncate: Truncate) -> Int32s:

@@ -38,7 +38,7 @@ ONLY_ONE: Mapping[str, str] = {
 
 
 def named(arguments: Mapping[str, object]) -> dict[str, object]:
-    """Arguments by SGLang's own names, which have underscores; whatever the spelling.
+    """Returns the arguments by SGLang's own names; they may be spelt with hyphens, or shortened.
 
     Raises:
         ValueError: one is given twice, has a setting of its own, is no number where one is needed,

@@ -16,19 +16,22 @@ SEED = 0
 GENERATION = "generation_config.json"
 
 
-def made_up_model(path: Path, config: Any, **options: object) -> Any:  # noqa: ANN401 - untyped
+def made_up_model(path: Path, config: Any, dtype: torch.dtype, attention: str) -> Any:  # noqa: ANN401 - untyped
     """A causal language model as its configuration describes it, with random weights.
 
     Args:
         path: its directory, for what the model generates with unless told otherwise.
         config: of transformers.
-        options: as of `AutoModelForCausalLM.from_config`.
+        dtype: of its weights.
+        attention: how transformers computes attention, `sdpa` or `eager`.
     """
     models, generation = cast("Any", AutoModelForCausalLM), cast("Any", GenerationConfig)
     chance = cast("Any", torch.random)  # untyped
     with chance.fork_rng():
         chance.manual_seed(SEED)
-        model = models.from_config(config, trust_remote_code=False, **options)
+        model = models.from_config(
+            config, trust_remote_code=False, dtype=dtype, attn_implementation=attention
+        )
     if (path / GENERATION).is_file():
         model.generation_config = generation.from_pretrained(path, local_files_only=True)
     return model

@@ -141,7 +141,7 @@ def load_causal_lm(settings: TransformersSettings) -> CausalLm:
     is_eager = "attn_logit_softcapping" in text.to_dict()
     attention = "eager" if is_eager else "sdpa"
     if is_made_up:
-        model = made_up_model(path, config, dtype=dtype, attn_implementation=attention)
+        model = made_up_model(path, config, dtype, attention)
     else:
         model = models.from_pretrained(
             path,
