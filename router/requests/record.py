@@ -88,6 +88,7 @@ REQUEST_LIFE: dict[RequestState, dict[str, RequestState]] = {
         "displaced": "gone",
         "aborted": "gone",
         "expired": "gone",
+        "acked": "gone",
     },
     # waits for a worker with the right weights and a free slot
     "queued": {
@@ -96,6 +97,7 @@ REQUEST_LIFE: dict[RequestState, dict[str, RequestState]] = {
         "displaced": "gone",
         "aborted": "gone",
         "expired": "gone",
+        "acked": "gone",
     },
     # sent to a worker, not yet confirmed: the router still holds the body
     "sent": {

@@ -95,7 +95,11 @@ class RequestTable:
         request.advance("ended")
 
     def acknowledged(self, items: AttemptList) -> None:
-        """Clients have these endings: their requests leave the table."""
+        """Clients have these endings: their requests leave the table.
+
+        One that waits was sent again to a restarted router while its ending, which a worker had
+        kept, was on its way to the client. A client that wants it all the same sends it once more.
+        """
         by_rid, detached = self.by_rid, self._context.detached
         for rid, attempt in items:
             request = by_rid.get(rid)
@@ -106,6 +110,9 @@ class RequestTable:
                 del by_rid[rid]
                 if request.place.outlives_client:
                     detached.collected(request)
+            elif request.is_waiting and not request.place.outlives_client:
+                request.advance("acked")
+                self.forget(request)
 
     def confirm(self, request: Request) -> None:
         """The worker has begun: the router needs the body no more."""

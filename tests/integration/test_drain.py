@@ -73,9 +73,11 @@ async def actor(*words: str) -> AsyncGenerator[Process]:
 
 
 async def until_ready(process: Process) -> None:
+    """Wait until it says so; a worker that starts before its router warns of that first."""
     assert process.stdout is not None
     async with asyncio.timeout(DEADLINE_S):
-        assert b"ready" in await process.stdout.readline()
+        while b'"ready"' not in (line := await process.stdout.readline()):
+            assert line, "it ended before it was ready"
 
 
 @asynccontextmanager

@@ -118,6 +118,30 @@ def test_ending_of_a_parked_request_is_forwarded_and_it_does_not_run_again() -> 
     assert worker.take("generate") == []
 
 
+def test_a_request_whose_ending_crossed_its_copy_on_the_way_does_not_run_again() -> None:
+    bus = Bus(recovered=False)
+    worker, client = bus.worker(), bus.client()
+    rid = client.next_rid()
+    worker.say(Entry("finished", rid, (1, 7), worker.epoch, client.name))
+    ending = client.heard_one("finished")
+    client.submit(rid, 60, resend=True)  # it had left before the ending came
+    client.acknowledge(ending)
+    bus.advance(4)
+    assert worker.take("generate") == []
+
+
+def test_who_wants_it_in_spite_of_an_old_ending_sends_it_once_more() -> None:
+    bus = Bus(recovered=False)
+    worker, client = bus.worker(), bus.client()
+    rid = client.next_rid()
+    worker.say(Entry("finished", rid, (1, 7), worker.epoch, client.name))
+    client.submit(rid, 60, resend=True)
+    client.acknowledge(client.heard_one("finished"))
+    client.submit(rid, 60, resend=True)
+    bus.advance(4)
+    assert [each.rid for each in worker.take("generate")] == [rid]
+
+
 def test_parked_request_can_be_aborted() -> None:
     bus = Bus(recovered=False)
     worker, client = bus.worker(), bus.client()
