@@ -42,6 +42,9 @@ _ALARM_OFF_SHARE = 0.7
 """An alarm is given again after use has fallen below this share."""
 _CGROUP_LIMIT = Path("/sys/fs/cgroup/memory.max")
 _CGROUP_USED = Path("/sys/fs/cgroup/memory.current")
+_CGROUP_KINDS = Path("/sys/fs/cgroup/memory.stat")
+_FREE_FOR_OTHERS = "inactive_file"
+"""Pages of files that nobody has used lately: the kernel gives them up before it refuses any."""
 _OPEN_FDS = Path("/proc/self/fd")
 
 
@@ -119,9 +122,11 @@ def _descriptors() -> tuple[str, int, int]:
 
 
 def _memory() -> tuple[str, int, int]:
-    """Memory of this control group; without a group there is no known limit."""
+    """Memory that this control group needs; without a group there is no known limit."""
     try:
         limit, used = _CGROUP_LIMIT.read_text().strip(), int(_CGROUP_USED.read_text())
+        kinds = dict(line.split() for line in _CGROUP_KINDS.read_text().splitlines())
+        used -= int(kinds.get(_FREE_FOR_OTHERS, 0))
     except (OSError, ValueError):
         return "bytes of memory", 0, 0
     return "bytes of memory", used, int(limit) if limit.isdecimal() else 0

@@ -17,7 +17,6 @@ from typing import Any, Self
 import pytest
 
 import rolloutbus
-from rolloutbus.bus.actor.process import read_ready
 from tests.deploy import slurm_stand_in
 from tests.deploy.deploy_files import OURS, SLURM, environment_with_ours, pods_of, probes_of
 from tests.integration.control_steps import N_BEFORE, N_TOKENS, PROMPT, all_under_way
@@ -25,6 +24,7 @@ from tests.integration.live_fleet import (
     DEADLINE_S,
     assert_fake_rollout,
     fake_sampling,
+    serves_at,
     status_when,
 )
 from tests.integration.token_limit import TokenLimit
@@ -183,10 +183,7 @@ class Pods:
         [container] = pod["containers"]
         words = [OURS, *self._here(name, container["args"]), *more]
         process = await self._stack.enter_async_context(running(*words))
-        assert process.stdout is not None
-        async with asyncio.timeout(DEADLINE_S):
-            ready = read_ready(await process.stdout.readline())
-        assert ready is not None
+        ready = await serves_at(process)
         if name == "router":
             frontend, backend = (ready[side].split("#")[0] for side in ("frontend", "backend"))
             self._places = {

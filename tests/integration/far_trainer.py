@@ -19,7 +19,7 @@ from rolloutbus.bus.security.zmq_guard import prove
 from rolloutbus.bus.transport.endpoints import split_key
 
 N_TOKENS = 12
-DEADLINE_S = 30.0
+DEADLINE_S = 60.0
 
 
 async def main(key_file: str, worker: str, relay: str) -> None:
@@ -29,12 +29,15 @@ async def main(key_file: str, worker: str, relay: str) -> None:
         _, key = split_key(streams[worker])
         await prove(relay, zmq.DEALER, key, read_key_pair(key_file))  # raises if it is kept out
         sampling = SamplingParams(max_new_tokens=N_TOKENS)
-        deltas = [
-            delta.tokens.tolist()
-            async for delta in client.stream(
-                [1, 2, 3], sampling, worker=worker, deadline_s=DEADLINE_S
-            )
-        ]
+        deltas: list[list[int]] = []
+        async with asyncio.timeout(DEADLINE_S):
+            while len(deltas) < 2:  # a subscription takes effect some time after it is made
+                deltas = [
+                    delta.tokens.tolist()
+                    async for delta in client.stream(
+                        [1, 2, 3], sampling, worker=worker, deadline_s=DEADLINE_S
+                    )
+                ]
         publisher = rolloutbus.WeightPublisher(client)
         tensors = {"embed.weight": torch.ones(8, 4), "head.weight": torch.ones(4)}
         published = await publisher.publish(tensors, require="all", deadline_s=DEADLINE_S)

@@ -11,9 +11,8 @@ from dataclasses import dataclass
 from tempfile import TemporaryFile
 from typing import IO, Any
 
-from rolloutbus.bus.actor.process import read_ready
 from rolloutbus.launcher.plan import environment
-from tests.integration.live_fleet import DEADLINE_S
+from tests.integration.live_fleet import DEADLINE_S, serves_at
 
 Json = dict[str, Any]
 
@@ -118,13 +117,12 @@ async def _started(log: IO[bytes], command: str, *arguments: str) -> AsyncGenera
         env=environment(),
     )
     try:
-        assert process.stdout is not None
-        async with asyncio.timeout(DEADLINE_S):
-            ready = read_ready(await process.stdout.readline())
-        if ready is None:
+        try:
+            endpoints = await serves_at(process)
+        except AssertionError as error:
             log.seek(0)
-            raise AssertionError(log.read().decode())
-        yield Gateway(process, ready["http"])
+            raise AssertionError(log.read().decode()) from error
+        yield Gateway(process, endpoints["http"])
     finally:
         if process.returncode is None:
             process.kill()

@@ -14,7 +14,7 @@ from rolloutbus.bus.security.zmq_guard import prove
 from rolloutbus.bus.transport.endpoints import split_key
 from rolloutbus.bus.wire.errors import SecurityError
 
-DEADLINE_S = 30.0
+DEADLINE_S = 60.0
 
 
 async def main(key_file: str, endpoint: str) -> None:

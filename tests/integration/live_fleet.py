@@ -3,6 +3,7 @@
 import asyncio
 import os
 import sys
+from asyncio.subprocess import Process
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Literal, TypeVar, Unpack
@@ -11,6 +12,7 @@ import numpy as np
 import pytest
 
 from rolloutbus import Rollout, RolloutClient, SamplingParams
+from rolloutbus.bus.actor.process import read_ready
 from rolloutbus.bus.wire.messages.control import ServerFacts
 from rolloutbus.engine_worker.engines.fake.engine import fake_logprob, prompt_digest, token_after
 from rolloutbus.errors import RolloutCancelled
@@ -232,6 +234,20 @@ async def live_and_die(script: Path, address: str) -> None:
     finally:
         process.kill()
         await process.wait()
+
+
+async def serves_at(process: Process) -> dict[str, str]:
+    """Wait until an actor says on its stdout that it serves; its endpoints.
+
+    It may have something else to say before, such as that its router does not answer yet.
+    """
+    assert process.stdout is not None
+    said: list[bytes] = []
+    async with asyncio.timeout(DEADLINE_S):
+        while (endpoints := read_ready(line := await process.stdout.readline())) is None:
+            said.append(line)
+            assert line, f"it ended before it was ready: {said}"
+    return endpoints
 
 
 async def process_ends(pid: int) -> None:

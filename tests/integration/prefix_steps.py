@@ -57,6 +57,7 @@ async def common_beginnings_go_where_they_are_cached(
     marking: RolloutClient, families: Sequence[list[int]], vocab_size: int
 ) -> None:
     homes = [(await ask(marking, family)).worker for family in families]
+    await marks_are(marking, n_marks_of(families))
     for n in range(3):
         for family, home in zip(families, homes, strict=True):
             rollout = await ask(marking, family + random_tokens(N_OWN, 100 + n, vocab_size))

@@ -14,6 +14,9 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 UNKNOWN, END = "<unk>", "</s>"
 SIZE = 128
 """Of the vocabulary, and of the hidden state: a place for each token."""
+MAX_CONTEXT = 16_384
+UNDER_WAY = 12_000
+"""Tokens of an answer that goes on whenever a test looks; it has to be cut."""
 LINES = {
     "hello": "Good day to you",
     "weather": 'Let me see <tool_call>{"name": "get_weather", "arguments": {"city": "Paris"}} '
@@ -66,7 +69,7 @@ def model_of_successors(
         num_hidden_layers=1,
         num_attention_heads=2,
         num_key_value_heads=2,
-        max_position_embeddings=2048,
+        max_position_embeddings=MAX_CONTEXT,
         eos_token_id=ends,
         bos_token_id=None,
     )

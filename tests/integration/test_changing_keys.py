@@ -28,6 +28,7 @@ from tests.integration.live_fleet import (
     DEADLINE_S,
     assert_fake_rollout,
     fake_sampling,
+    serves_at,
     status_when,
     worker_in,
 )
@@ -150,9 +151,7 @@ async def worker_process(
         env=environment(),
         stdout=asyncio.subprocess.PIPE,
     )
-    assert process.stdout is not None
-    async with asyncio.timeout(DEADLINE_S):
-        assert b"ready" in await process.stdout.readline()
+    await serves_at(process)
     return process
 
 

@@ -306,6 +306,7 @@ async def test_a_trainer_stops_what_all_clients_sample_and_each_has_its_partial(
     async with rolloutbus.connect(fleet.address, name="other") as other:
         streams = await all_under_way([client, other], sampling(ENDLESS))
         waiting = Streamed(other, PROMPT, sampling(N_TOKENS), versions="min:99")
+        await status_when(client, lambda status: status.n_queued == 1)
 
         assert await client.abort_policy() == 3
 
@@ -337,8 +338,7 @@ async def test_prefixes_are_reset_also_while_requests_run_which_go_on(
 
     assert sorted(result.by_worker) == WORKERS
     assert result.errors == {}
-    states = {each.name: each.state for each in (await client.status()).workers}
-    assert states[other] == "paused", "as it was before"
+    await one_is(client, other, "paused")  # as it was before
     rollout = await goes_on(client, streamed)
     assert rollout.n_attempts == 2
 
@@ -346,6 +346,7 @@ async def test_prefixes_are_reset_also_while_requests_run_which_go_on(
 async def test_server_info_and_status_tell_the_same_story(
     fleet: rolloutbus.Fleet, client: RolloutClient
 ) -> None:
+    await all_are(client, "ready")
     status = await status_when(client, lambda status: not status.n_running)
     info = await client.server_info()
 

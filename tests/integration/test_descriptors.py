@@ -12,12 +12,11 @@ import pytest
 import pytest_asyncio
 
 from rolloutbus import RolloutClient
-from rolloutbus.bus.actor.process import read_ready
 from rolloutbus.bus.actor.resources import RESERVE_FDS
 from rolloutbus.launcher.plan import environment, python
 from rolloutbus.router.settings import RouterSettings
 from rolloutbus.trainer_adapter.client.core.settings import ClientSettings
-from tests.integration.live_fleet import DEADLINE_S, PACE_S, n_held, status_when
+from tests.integration.live_fleet import DEADLINE_S, PACE_S, n_held, serves_at, status_when
 
 pytestmark = pytest.mark.integration
 
@@ -80,11 +79,7 @@ async def router() -> AsyncIterator[Router]:
     settings = msgspec.json.encode(RouterSettings(ANY, ANY, exit_with_parent=True)).decode()
     command = [*python("rolloutbus.router"), "--settings-json", settings]
     process = await asyncio.create_subprocess_exec(*command, stdout=PIPE, env=environment())
-    assert process.stdout is not None
-    async with asyncio.timeout(DEADLINE_S):
-        endpoints = read_ready(await process.stdout.readline())
-    assert endpoints is not None
-    yield Router(process, endpoints["frontend"])
+    yield Router(process, (await serves_at(process))["frontend"])
     process.terminate()
     async with asyncio.timeout(DEADLINE_S):
         assert await process.wait() == 0

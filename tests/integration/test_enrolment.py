@@ -155,7 +155,7 @@ async def test_a_token_for_another_router_is_not_answered_by_this_one(
         token.secret, b"\1" * 32, token.expires_at, "ann", "client", address, address
     )
     with pytest.raises(PeerLost, match="does not hold the router's key"):
-        await join(other.text(), tmp_path / "there", 1.0)
+        await join(other.text(), tmp_path / "there", 3.0)
 
 
 async def test_keys_of_another_fleet_are_not_mixed_with_this_one(

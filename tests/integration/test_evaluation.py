@@ -13,8 +13,9 @@ import pytest
 import pytest_asyncio
 import torch
 
-from rolloutbus import Fleet, RolloutClient, SamplingParams, connect
+from rolloutbus import Fleet, RolloutClient, SamplingParams, connect, subscribe
 from rolloutbus.errors import StaleVersion
+from rolloutbus.events import Finished
 from rolloutbus.examples.evaluation import evaluate, watch
 from rolloutbus.examples.offline import HELD_OUT_WORDS
 from rolloutbus.examples.offline import evaluate as evaluate_here
@@ -22,6 +23,7 @@ from rolloutbus.examples.plain_grpo import GROUP_SIZE
 from rolloutbus.examples.task import WORD_LETTERS, draw_words, prompt_tokens
 from rolloutbus.examples.tiny_model import build_tiny_model, load_tiny_model
 from rolloutbus.launcher.settings import UpOptions
+from tests.integration.event_reader import EventReader
 from tests.integration.live_fleet import status_when
 from tests.integration.plain_runs import train_here, train_there
 
@@ -31,7 +33,8 @@ pytestmark = [
     pytest.mark.asyncio(loop_scope="module"),
 ]
 
-FLEET: UpOptions = {"workers": 2, "engine_options": {"threads": 1, "slots": 8}}
+SLOTS = 8
+FLEET: UpOptions = {"workers": 2, "engine_options": {"threads": 1, "slots": SLOTS}}
 N_STEPS = 4
 SAME = 1e-5
 SEED = 1
@@ -52,17 +55,36 @@ async def trainer(fleet: Fleet) -> AsyncIterator[RolloutClient]:
         yield connected
 
 
+def answers_in(seen: EventReader) -> list[Finished]:
+    """Whole words, in the order in which they ended."""
+    return [each for each in seen.of(Finished) if len(each.tokens) == WORD_LETTERS]
+
+
 async def test_rollouts_go_before_an_evaluation_that_waits(
     client: RolloutClient, trainer: RolloutClient
 ) -> None:
-    evaluation = asyncio.create_task(evaluate(client, WORDS, "latest"))
-    await status_when(client, lambda status: status.n_queued > 0)
     prompts = [prompt_tokens(word) for word in WORDS[:4]]
     sampling = SamplingParams(max_new_tokens=WORD_LETTERS, ignore_eos=True)
-    await trainer.generate_batch(prompts, sampling, n=GROUP_SIZE)
-    assert not evaluation.done()
-    assert (await trainer.status()).n_queued > 0
-    await evaluation
+    names = [each.connection.settings.name for each in (client, trainer)]
+    events = subscribe(client.connection.settings.router, clients=names)
+    async with EventReader(events) as seen, asyncio.TaskGroup() as tasks:
+        for each in (client, trainer):
+            await seen.hears_everyone(each)
+        await client.pause()
+        tasks.create_task(evaluate(client, WORDS, "latest"))
+        await status_when(client, lambda status: status.n_queued == len(WORDS))
+        tasks.create_task(trainer.generate_batch(prompts, sampling, n=GROUP_SIZE))
+        n_all = len(WORDS) + len(prompts) * GROUP_SIZE
+        await status_when(client, lambda status: status.n_queued == n_all)
+        await client.resume()
+        await seen.until(lambda: len(answers_in(seen)) == n_all)
+    for worker in ("w0", "w1"):
+        ended = [each for each in answers_in(seen) if each.worker == worker]
+        is_trainers = [each.rid.startswith("trainer/") for each in ended]
+        n_trainers = sum(is_trainers)
+        assert n_trainers > 0
+        # What runs beside the trainer's last ones may end with them.
+        assert not any(is_trainers[n_trainers + SLOTS :])
 
 
 async def test_a_run_that_is_evaluated_is_the_run_that_it_would_be(

@@ -14,7 +14,6 @@ from msgspec import Raw
 
 import rolloutbus
 from rolloutbus import Fleet, RolloutClient
-from rolloutbus.bus.actor.process import read_ready
 from rolloutbus.bus.security.principals import claim_of
 from rolloutbus.bus.security.zmq_guard import Doorway, SocketGuard
 from rolloutbus.bus.transport.zmq_sockets import new_socket
@@ -31,7 +30,7 @@ from rolloutbus.trainer_adapter.client.core.settings import ClientSettings
 from tests.integration.event_reader import EventReader
 from tests.integration.guarded_publisher import GuardedPublisher
 from tests.integration.key_directory import KeyDirectory
-from tests.integration.live_fleet import DEADLINE_S, PACE_S, Streamed, fake_sampling
+from tests.integration.live_fleet import DEADLINE_S, PACE_S, Streamed, fake_sampling, serves_at
 from tests.integration.token_limit import TokenLimit
 
 pytestmark = [
@@ -315,12 +314,9 @@ async def test_the_commands_forward_and_tail_work_together_and_end_quietly(
                 ends[event["rid"]] = event["tokens"]
 
     async with command("forward", "--bind", ANY, *at) as forward:
-        assert forward.stdout is not None
-        async with asyncio.timeout(DEADLINE_S):
-            ready = read_ready(await forward.stdout.readline())
-        assert ready is not None
+        endpoints = await serves_at(forward)
         name = client.connection.settings.name
-        told = ("--via", ready["stream"], "--client", name, "--json")
+        told = ("--via", endpoints["stream"], "--client", name, "--json")
         async with command("tail", *told, *at) as tail:
             assert tail.stdout is not None
             reading = asyncio.create_task(read(tail.stdout))

@@ -19,7 +19,12 @@ from rolloutbus.launcher.settings import UpOptions
 from rolloutbus.replay.journal.reader import Journal
 from rolloutbus.trainer_adapter.client.core.settings import ClientSettings
 from rolloutbus.trainer_adapter.publisher.publisher import WeightPublisher
-from tests.integration.live_fleet import DEADLINE_S, assert_fake_rollout, fake_sampling
+from tests.integration.live_fleet import (
+    DEADLINE_S,
+    assert_fake_rollout,
+    fake_sampling,
+    serves_at,
+)
 from tests.integration.store_harness import store_harness
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(240)]
@@ -39,6 +44,13 @@ async def limited(*arguments: str) -> asyncio.subprocess.Process:
         stderr=asyncio.subprocess.PIPE,
         env=environment(),
     )
+
+
+async def first_with(word: bytes, lines: asyncio.StreamReader) -> bytes:
+    """The first line that has this word."""
+    while word not in (line := await lines.readline()):
+        assert line, "it ended before"
+    return line
 
 
 async def sample(client: RolloutClient, number: int) -> None:
@@ -74,13 +86,12 @@ async def test_a_router_whose_journal_has_no_room_says_so_and_goes_on(tmp_path: 
         *("router", "--journal", str(tmp_path / "turns")),
         *("--frontend", f"ipc://{tmp_path}/f", "--backend", f"ipc://{tmp_path}/b"),
     )
-    assert process.stdout is not None
     assert process.stderr is not None
     try:
+        await serves_at(process)
         async with asyncio.timeout(DEADLINE_S):
-            assert b"ready" in await process.stdout.readline()
             async with RolloutClient(settings(f"ipc://{tmp_path}/f")) as client:
-                warning = asyncio.ensure_future(process.stderr.readline())
+                warning = asyncio.ensure_future(first_with(b"journal", process.stderr))
                 while not warning.done():  # every answer is a turn
                     await client.status()
                 await client.status()

@@ -22,7 +22,7 @@ from rolloutbus.errors import ProcessFailed, SettingsError
 from rolloutbus.launcher.settings import UpOptions
 from tests.integration.gateway_process import Gateway, gateway
 from tests.integration.live_fleet import DEADLINE_S, status_when
-from tests.integration.reciting_model import LINES, save_reciting_model
+from tests.integration.reciting_model import LINES, UNDER_WAY, save_reciting_model
 
 pytestmark = [
     pytest.mark.integration,
@@ -32,8 +32,7 @@ pytestmark = [
 
 FLEET: UpOptions = {"workers": 2, "engine_options": {"threads": 1, "slots": 8}, "store": False}
 TOOLS: list[Any] = [{"type": "function", "function": {"name": "get_weather"}}]
-LONG = {"max_new_tokens": 2000, "ignore_eos": True, "temperature": 0}
-"""Under way whenever a test looks."""
+LONG = {"max_new_tokens": UNDER_WAY, "ignore_eos": True, "temperature": 0}
 
 
 @pytest.fixture(scope="session")
@@ -126,7 +125,6 @@ async def test_openais_package_streams(user: openai.AsyncOpenAI) -> None:
     chunks = [chunk async for chunk in stream]
     pieces = [choice.delta.content or "" for chunk in chunks for choice in chunk.choices]
     assert "".join(pieces) == LINES["hello"]
-    assert len([piece for piece in pieces if piece]) > 1
     assert chunks[0].choices[0].delta.role == "assistant"
     assert chunks[-1].usage is not None
     assert chunks[-1].usage.completion_tokens == 5

@@ -17,7 +17,7 @@ from rolloutbus import Fleet, RolloutClient, WeightPublisher
 from rolloutbus.launcher.settings import UpOptions
 from tests.integration.gateway_process import Gateway, Json, gateway
 from tests.integration.live_fleet import DEADLINE_S, status_when
-from tests.integration.reciting_model import save_reciting_model
+from tests.integration.reciting_model import UNDER_WAY, save_reciting_model
 
 pytestmark = [
     pytest.mark.integration,
@@ -30,6 +30,7 @@ CUE = [13]
 SHORT: Json = {"max_tokens": 3, "temperature": 0, "ignore_eos": True}
 LONG: Json = {"max_tokens": 2000, "temperature": 0, "ignore_eos": True}
 """Under way whenever a test looks, also on a machine where a look takes a second."""
+ENDLESS: Json = {**LONG, "max_tokens": UNDER_WAY}
 ALL = "/v1/rl/engine"
 RETRYABLE = 503
 
@@ -111,7 +112,7 @@ class TestWorkers:
         self, served: Gateway, client: RolloutClient
     ) -> None:
         """A worker that samples gives no memory back."""
-        running = asyncio.ensure_future(sampled(served, LONG))
+        running = asyncio.ensure_future(sampled(served, ENDLESS))
         try:
             await busy(client, 1)
             path = f"{ALL}/release_memory_occupation?selector=policy%3Ddefault"
@@ -162,7 +163,7 @@ class TestSkyRL:
     async def test_an_abort_by_pause_answers_what_there_is(
         self, served: Gateway, client: RolloutClient
     ) -> None:
-        running = asyncio.ensure_future(sampled(served, LONG))
+        running = asyncio.ensure_future(sampled(served, ENDLESS))
         await busy(client, 1)
         await served.ask("POST", "/pause?mode=abort&clear_cache=true")
         answer = await running

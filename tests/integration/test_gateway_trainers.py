@@ -22,7 +22,7 @@ from rolloutbus import Fleet, RolloutClient
 from rolloutbus.launcher.settings import UpOptions
 from tests.integration.gateway_process import Gateway, Json, Reply, gateway
 from tests.integration.live_fleet import status_when
-from tests.integration.reciting_model import save_reciting_model
+from tests.integration.reciting_model import UNDER_WAY, save_reciting_model
 
 pytestmark = [
     pytest.mark.integration,
@@ -44,7 +44,7 @@ SLIME: Json = {
     "spaces_between_special_tokens": False,
 }
 """Sampling parameters as slime sends them by default; miles has the same."""
-ENDLESS: Json = {**SLIME, "max_new_tokens": 1900, "ignore_eos": True}
+ENDLESS: Json = {**SLIME, "max_new_tokens": UNDER_WAY, "ignore_eos": True}
 N_ROLLOUTS = 4
 
 

@@ -21,7 +21,7 @@ from rolloutbus.engine_worker.settings import WorkerSettings
 from rolloutbus.launcher.plan import environment
 from rolloutbus.launcher.settings import UpOptions
 from tests.integration.gateway_process import Gateway, Json, Reply, gateway
-from tests.integration.live_fleet import DEADLINE_S, Streamed, status_when
+from tests.integration.live_fleet import DEADLINE_S, ENDLESS, Streamed, status_when
 from tests.integration.trained_model import GREEDY, greedy, tensors_of, trained
 from tests.lora_adapters import random_lora
 
@@ -32,7 +32,7 @@ pytestmark = [
 ]
 
 FLEET: UpOptions = {"workers": 2, "engine_options": {"threads": 1, "slots": 8}}
-LONG = SamplingParams(max_new_tokens=500, temperature=0, ignore_eos=True)
+LONG = SamplingParams(max_new_tokens=ENDLESS, temperature=0, ignore_eos=True)
 OCTETS = {"content-type": "application/octet-stream"}
 NAME = "model.embed_tokens.weight"
 

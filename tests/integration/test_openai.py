@@ -22,7 +22,7 @@ from rolloutbus import (
 from rolloutbus.errors import EngineFailed, Refused, SettingsError
 from rolloutbus.launcher.settings import UpOptions
 from tests.integration.live_fleet import DEADLINE_S, status_when
-from tests.integration.reciting_model import LINES, save_reciting_model
+from tests.integration.reciting_model import LINES, UNDER_WAY, save_reciting_model
 
 pytestmark = [
     pytest.mark.integration,
@@ -130,7 +130,7 @@ async def test_the_stream_of_a_chat_says_what_the_whole_answer_says(
 async def test_to_leave_a_stream_ends_its_requests(
     openai: OpenAIClient, client: RolloutClient
 ) -> None:
-    body = chat("hello", ignore_eos=True, max_tokens=1900, n=2)
+    body = chat("hello", ignore_eos=True, max_tokens=UNDER_WAY, n=2)
     chunks = openai.chat_completion_stream(body)
     content = ""
     while not content:

@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import socket
+from collections.abc import Iterator
 
 import pytest
 
@@ -20,11 +21,11 @@ PACE_S = 0.01
 
 
 @pytest.fixture
-def nowhere() -> str:
-    """An endpoint at which nobody listens."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return f"tcp://127.0.0.1:{probe.getsockname()[1]}"
+def nowhere() -> Iterator[str]:
+    """An endpoint at which nobody listens, nor can begin to."""
+    with socket.socket() as holder:
+        holder.bind(("127.0.0.1", 0))
+        yield f"tcp://127.0.0.1:{holder.getsockname()[1]}"
 
 
 class Said(logging.Handler):

@@ -4,6 +4,7 @@ import pytest
 
 from rolloutbus import Fleet, RolloutClient
 from rolloutbus.launcher.settings import UpOptions
+from rolloutbus.types import FleetStatus
 from tests.integration.live_fleet import (
     DEADLINE_S,
     Streamed,
@@ -23,6 +24,11 @@ FLEET: UpOptions = {"workers": 2, "engine": "fake"}
 PROMPT, N_TOKENS = [1, 2, 3], 20
 
 
+def are_paused(status: FleetStatus) -> bool:
+    """Both workers are here, and neither serves."""
+    return [worker.state for worker in status.workers] == ["paused", "paused"]
+
+
 async def test_pause_holds_through_deaths_of_a_worker_and_the_router(
     fleet: Fleet, client: RolloutClient
 ) -> None:
@@ -32,9 +38,13 @@ async def test_pause_holds_through_deaths_of_a_worker_and_the_router(
     fleet.kill("w0")
     await client.pause()  # no error: the dead one is paused when it is back
     back = await status_when(
-        client, lambda status: (now := worker_in(status, "w0")) is not None and now.pid != w0.pid
+        client,
+        lambda status: (
+            (now := worker_in(status, "w0")) is not None
+            and now.pid != w0.pid
+            and are_paused(status)
+        ),
     )
-    assert [worker.state for worker in back.workers] == ["paused", "paused"]
     assert (back.pause, back.fleet) == ("in_place", before.fleet)
 
     streamed = Streamed(client, PROMPT, fake_sampling(N_TOKENS))
@@ -44,11 +54,10 @@ async def test_pause_holds_through_deaths_of_a_worker_and_the_router(
     after = await status_when(
         client,
         lambda status: (
-            status.instance != before.instance and not status.recovering and len(status.workers) > 1
+            status.instance != before.instance and not status.recovering and are_paused(status)
         ),
     )
     assert (after.pause, after.fleet) == ("in_place", before.fleet)
-    assert [worker.state for worker in after.workers] == ["paused", "paused"]
     assert (after.n_queued, after.n_running) == (1, 0)
 
     (await client.resume(deadline_s=DEADLINE_S)).check()

@@ -22,7 +22,13 @@ from rolloutbus.router.actor import RouterActor
 from rolloutbus.router.settings import RouterSettings
 from rolloutbus.trainer_adapter.client.core.settings import ClientSettings
 from tests.integration.key_directory import KeyDirectory
-from tests.integration.live_fleet import DEADLINE_S, ENDLESS, Streamed, fake_sampling
+from tests.integration.live_fleet import (
+    DEADLINE_S,
+    ENDLESS,
+    Streamed,
+    fake_sampling,
+    serves_at,
+)
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(240)]
 
@@ -170,9 +176,8 @@ async def test_a_router_by_hand_keeps_its_turns_until_it_is_told_to_leave(tmp_pa
         stdout=asyncio.subprocess.PIPE,
         env=environment(),
     )
-    assert process.stdout is not None
+    await serves_at(process)
     async with asyncio.timeout(DEADLINE_S):
-        assert b"ready" in await process.stdout.readline()
         process.send_signal(signal.SIGTERM)
         assert await process.wait() == 0
     source = Journal(journal)

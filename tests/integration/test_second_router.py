@@ -12,7 +12,7 @@ import pytest
 
 from rolloutbus import RolloutClient
 from rolloutbus.bus.actor.child import ProcessSpec
-from rolloutbus.bus.actor.process import ActorExit, read_ready
+from rolloutbus.bus.actor.process import ActorExit
 from rolloutbus.bus.actor.supervisor import Supervisor
 from rolloutbus.bus.settings import LeaseSettings
 from rolloutbus.bus.wire.errors import SettingsError
@@ -27,6 +27,7 @@ from tests.integration.live_fleet import (
     Streamed,
     assert_fake_rollout,
     fake_sampling,
+    serves_at,
     status_when,
     worker_in,
 )
@@ -105,14 +106,6 @@ async def ending_of(process: Process) -> tuple[int, str]:
     return process.returncode, said.decode()
 
 
-async def ready_at(process: Process) -> dict[str, str]:
-    assert process.stdout is not None
-    async with asyncio.timeout(DEADLINE_S):
-        endpoints = read_ready(await process.stdout.readline())
-    assert endpoints is not None
-    return endpoints
-
-
 async def first_router_lives_on(client: RolloutClient) -> None:
     """Wait until it has had, and answered, heartbeats that were sent since now."""
     loop = asyncio.get_running_loop()
@@ -139,7 +132,7 @@ async def test_second_router_is_told_by_whoever_strays_to_it(
             before = worker_in(await client.status(), "w0")
             second = await start_router(RouterSettings(ANY_PORT, ANY_PORT, exit_with_parent=True))
             try:
-                endpoints = await ready_at(second)
+                endpoints = await serves_at(second)
                 await first_router_lives_on(client)
                 small.lead(who, endpoints)
                 status, said = await ending_of(second)

@@ -39,7 +39,7 @@ from tests.integration.live_fleet import (
     status_when,
 )
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(240)]
 
 PROMPT = [1, 2, 3]
 NEVER_S = 1.5
@@ -96,13 +96,17 @@ class RawLink:
         self.entries: list[Entry] = []
         self._changes = Changes()
         self.gone = asyncio.Event()
-        self._port = DealerPort(endpoint, self._arrived, self.gone.set, dialer=dialer)
+        self._port = DealerPort(endpoint, self._arrived, self._ended, dialer=dialer)
         self.send = self._port.send
         self.close = self._port.close
 
     async def heard(self, kind: str) -> Entry:
         found = await self._changes.until(lambda: [e for e in self.entries if e.kind == kind])
         return found[0]
+
+    async def is_answered_or_gone(self) -> None:
+        """Wait until something was said on it, or it has ended."""
+        await self._changes.until(lambda: self.entries or self.gone.is_set())
 
     async def is_dropped_unheard(self) -> bool:
         """Whether the connection ends, and nothing was said on it."""
@@ -113,6 +117,10 @@ class RawLink:
 
     def _arrived(self, entries: list[Entry]) -> None:
         self.entries += entries
+        self._changes.notify()
+
+    def _ended(self) -> None:
+        self.gone.set()
         self._changes.notify()
 
 
@@ -208,7 +216,7 @@ async def test_client_is_no_worker_and_takes_no_other_name(
                 link.close()
                 link = RawLink(fleet.address, made)
                 link.send(Entry("hello", body=pack(hello)))
-                await asyncio.wait((asyncio.ensure_future(link.gone.wait()),), timeout=0.2)
+                await link.is_answered_or_gone()
         assert b"forbidden" in bytes((await link.heard("dismissed")).body)
         link.close()
     backend = RawLink(fleet.backend, made)

@@ -62,9 +62,13 @@ async def test_one_turn_is_sampled_at_a_time(steps: Steps) -> None:
 async def test_a_stream_that_others_overtook_adds_no_turn(steps: Steps) -> None:
     async with steps.session("overtaken", 8) as session:
         stream = session.sample_stream(GREEDY)
-        await anext(stream)
+        await steps.client.pause()
+        first = asyncio.ensure_future(anext(stream))
+        await asyncio.sleep(0)  # it begins
         session.append([1])
-        assert [delta async for delta in stream][-1].finish_reason == "length"
+        await steps.client.resume()
+        deltas = [await first, *[delta async for delta in stream]]
+        assert deltas[-1].finish_reason == "length"
         assert [turn.is_sampled for turn in session.transcript.turns] == [False, True, False]
 
 

@@ -9,7 +9,11 @@ import pytest_asyncio
 from rolloutbus.bus.actor.process import ActorExit
 from tests.integration.hosts import CLI, Host, hosts
 
-pytestmark = [pytest.mark.integration, pytest.mark.asyncio(loop_scope="module")]
+pytestmark = [
+    pytest.mark.integration,
+    pytest.mark.timeout(240),
+    pytest.mark.asyncio(loop_scope="module"),
+]
 
 N_TOKENS = 12
 RELAY_PORT = 7781
@@ -61,10 +65,11 @@ async def test_six_commands_make_a_fleet_of_two_hosts_and_a_trainer(
     assert report["workers"] == ["host-b", "w0"]
 
 
-async def test_a_stream_arrives_token_by_token_from_another_host(report: dict[str, Any]) -> None:
+async def test_a_stream_arrives_from_another_host_before_its_result(report: dict[str, Any]) -> None:
     assert sum(map(len, report["deltas"])) == N_TOKENS
-    # Without the stream there would be one delta, with the result.
-    assert len(report["deltas"]) > N_TOKENS // 2
+    # Without the stream there would be one delta, with the result. A busy reader finds several
+    # tokens in one.
+    assert len(report["deltas"]) > 1
 
 
 async def test_weights_are_committed_on_every_host(report: dict[str, Any]) -> None:

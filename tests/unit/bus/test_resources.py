@@ -88,6 +88,19 @@ def test_an_alarm_is_given_once_when_descriptors_grow_scarce() -> None:
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.parametrize(("n_idle", "is_told"), [(0, True), (500, False)])
+def test_files_in_memory_that_nobody_uses_make_it_no_scarcer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, n_idle: int, is_told: bool
+) -> None:
+    content = {"MAX": "1000\n", "CURRENT": "900\n", "STAT": f"anon 1\ninactive_file {n_idle}\n"}
+    names = {"MAX": "_CGROUP_LIMIT", "CURRENT": "_CGROUP_USED", "STAT": "_CGROUP_KINDS"}
+    for file, text in content.items():
+        (tmp_path / file).write_text(text)
+        monkeypatch.setattr(f"rolloutbus.bus.actor.resources.{names[file]}", tmp_path / file)
+    said = [each for each in ResourceWatch().look(0.0) if "memory" in each]
+    assert bool(said) == is_told
+
+
 def test_the_last_descriptors_are_the_reserve(limit: tuple[int, int]) -> None:
     soft = n_open() + N_OPEN + RESERVE_FDS
     resource.setrlimit(resource.RLIMIT_NOFILE, (soft, limit[1]))
