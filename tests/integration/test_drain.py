@@ -25,6 +25,7 @@ from tests.integration.live_fleet import (
     Streamed,
     assert_fake_rollout,
     fake_sampling,
+    serves_at,
     status_when,
 )
 from tests.integration.token_limit import TokenLimit
@@ -72,14 +73,6 @@ async def actor(*words: str) -> AsyncGenerator[Process]:
         await process.wait()
 
 
-async def until_ready(process: Process) -> None:
-    """Wait until it says so; a worker that starts before its router warns of that first."""
-    assert process.stdout is not None
-    async with asyncio.timeout(DEADLINE_S):
-        while b'"ready"' not in (line := await process.stdout.readline()):
-            assert line, "it ended before it was ready"
-
-
 @asynccontextmanager
 async def fleet(
     folder: Path, *names: str, drain_s: float = DEADLINE_S
@@ -101,7 +94,7 @@ async def fleet(
         # Together, for most of a start is the import of our code.
         started = [await stack.enter_async_context(actor(*words)) for words in commands]
         for each in started:
-            await until_ready(each)
+            await serves_at(each)
         client = await stack.enter_async_context(rolloutbus.connect(frontend, name="c"))
         yield HandBuilt(frontend, client, dict(zip(limits, started[1:], strict=True)), limits)
 
