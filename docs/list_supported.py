@@ -46,7 +46,7 @@ FRAMEWORKS = {
 def page() -> str:
     """The page as it is to be."""
     parts = {
-        "Engines and Python": _engines(),
+        "Engines, Python and Ray": _engines(),
         "Models": f"{MODELS}\n{_models()}",
         "Trainer frameworks": _frameworks(),
         "HTTP clients, unmodified": _peers(),
@@ -70,7 +70,16 @@ def _engines() -> str:
             f"| SGLang | {sglang}; not a tested one: a warning at the start | {version}, beside "
             f"transformers {beside['transformers']} |\n"
         )
+    ray = project["optional-dependencies"]["ray"][0].removeprefix("ray")
+    rows.append(f"| Ray, [for a fleet on it](../ray.md) | {ray} | {', '.join(_rays())} |\n")
     return "".join(rows)
+
+
+def _rays() -> list[str]:
+    """Releases of Ray that an environment of the tests has, oldest first."""
+    files = (ROOT / "tests" / "adapters").glob("*/requirements.txt")
+    found = {pins["ray"] for pins in map(_pins, files) if "ray" in pins}
+    return sorted(found, key=lambda release: [int(part) for part in release.split(".")])
 
 
 def _models() -> str:

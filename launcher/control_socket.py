@@ -84,8 +84,12 @@ class ControlSocket:
 
     async def __aenter__(self) -> Self:
         bound = socket.socket(socket.AF_UNIX)
-        with _short(self._path) as short:
-            bound.bind(short)
+        try:
+            with _short(self._path) as short:
+                bound.bind(short)
+        except OSError:
+            bound.close()
+            raise
         self._server = await asyncio.start_unix_server(
             self._connected, sock=bound, limit=MAX_LINE_BYTES
         )
@@ -123,27 +127,35 @@ class ControlSocket:
             say(Failed(f"this is no order of this release: {error}", is_refused=True))
         else:
             work = self._carry_out(order, lambda who, what: say(Step(who, what)))
-            say(await _unless_gone(work, reader))
+            if (end := await _unless_gone(work, reader)) is not None:
+                say(end)
         await writer.drain()
 
 
-async def _unless_gone(work: Awaitable[list[str]], reader: asyncio.StreamReader) -> Reply:
-    """How the work ended; it is cancelled when the other end of the connection closes."""
-    working, gone = asyncio.ensure_future(work), asyncio.ensure_future(reader.read())
+async def _unless_gone(work: Awaitable[list[str]], reader: asyncio.StreamReader) -> Reply | None:
+    """How the work ended; None if the other end closes first, which cancels it."""
+    working, gone = asyncio.ensure_future(work), asyncio.ensure_future(_closed(reader))
     try:
         await asyncio.wait({working, gone}, return_when=asyncio.FIRST_COMPLETED)
-        if not working.done():
-            raise ConnectionResetError
-        return Done(working.result())
+        return Done(working.result()) if working.done() else None
     except ProcessFailed as error:
         log = f"; the last lines of its log:\n{error.log}" if error.log else ""
         return Failed(f"{error}{log}", is_refused=False)
     except BusError as error:
         return Failed(str(error), is_refused=isinstance(error, SettingsError))
+    except OSError as error:  # of the launcher's own, such as a full disk
+        return Failed(str(error), is_refused=False)
     finally:
         gone.cancel()
         working.cancel()
         await asyncio.wait({working})
+
+
+async def _closed(reader: asyncio.StreamReader) -> None:
+    """Wait until the other end closes; what more it says is not kept."""
+    with contextlib.suppress(OSError):
+        while await reader.read(MAX_LINE_BYTES):
+            pass
 
 
 async def ask(path: Path, order: Order) -> AsyncGenerator[Step | Done]:

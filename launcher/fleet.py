@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import os
 import signal
-from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Coroutine, Generator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, nullcontext
 from pathlib import Path
 from typing import Any, NoReturn, Protocol, Self, TypeVar, Unpack, assert_never
@@ -311,7 +311,8 @@ class Fleet:
 
     def _heard(self, event: ProcessEvent) -> None:
         if event.kind == "ready" and event.name == ROUTER and self._is_announced:
-            self._announce()  # a router may come back with another key
+            with self._told_if_full():
+                self._announce()  # a router may come back with another key
         for listener in (self._on_event, *self._listeners):
             listener(event)
 
@@ -332,6 +333,15 @@ class Fleet:
 
         return planned(launcher, self._settings, run_dir, tell)
 
+    @contextlib.contextmanager
+    def _told_if_full(self) -> Generator[None]:
+        """Inside, a note is written: if the disk has no room for it, the fleet runs on."""
+        try:
+            yield
+        except OSError as error:
+            why = f"what runs now could not be noted for other commands and the router: {error}"
+            self._on_event(ProcessEvent(self.name, "told", why))
+
     def _announce(self) -> None:
         control = str(self.run_dir / CONTROL)
         self._registration.announce(self.address, self.key_file, control)
@@ -351,9 +361,10 @@ class Fleet:
 
         def changed() -> None:
             # A router that is started again expects those that are to run now.
-            router.spec = plan.router(router.endpoints)
-            if self._scaling is not None:
-                self._registration.resized(len(self.worker_names))
+            with self._told_if_full():
+                router.spec = plan.router(router.endpoints)
+                if self._scaling is not None:
+                    self._registration.resized(len(self.worker_names))
 
         self._workers = SupervisedWorkers(
             self._supervisor,
@@ -386,7 +397,7 @@ class Fleet:
                 yield
             finally:
                 self._scaling = None
-                scaling.close()
+                await scaling.close()
 
     async def _carry_out(self, order: Order, tell: Tell) -> list[str]:
         """Do what a command asks for."""

@@ -116,7 +116,8 @@ async def join(text: str, directory: Path, deadline_s: float) -> Joined:
     Raises:
         Refused: the token is malformed, withdrawn, expired or used; `.code` says which.
         PeerLost: no router answers; outcome `unknown`: repeat it with the same token.
-        SettingsError: the directory cannot be used, or holds keys of another fleet.
+        SettingsError: the directory cannot be used, or holds keys of another fleet; or the token's
+            name cannot be a file's.
     """
     token = read_token(text)
     if time.time() >= token.expires_at:
@@ -139,14 +140,15 @@ def _own_key(token: Token, directory: Path) -> tuple[Path, bool]:
     try:
         if not directory.exists():
             private_dir(directory)
+        knows_router = pub.exists()
+        # A pair that is there may be let in already: the answer to an earlier try was lost.
+        is_new = not file.exists()
     except OSError as error:
         raise SettingsError(f"cannot use {directory}: {error.strerror}") from error
-    if pub.exists() and read_public_key(pub) != token.router_key.hex():
+    if knows_router and read_public_key(pub) != token.router_key.hex():
         raise SettingsError(
             f"{pub} is the key of another router than the token's: name another --dir"
         )
-    # A pair that is there may be let in already: the answer to an earlier try was lost.
-    is_new = not file.exists()
     if is_new:
         write_key_pair(file, new_key_pair(token.name))
     return file, is_new

@@ -20,6 +20,7 @@ from rolloutbus.bus.wire.errors import (
     SettingsError,
 )
 from rolloutbus.bus.wire.messages.control import FleetStatus, Shutdown
+from rolloutbus.launcher.settings import check_not_too_many
 from rolloutbus.trainer_adapter.client.client import RolloutClient, settings_for
 
 T = TypeVar("T")
@@ -110,16 +111,22 @@ class Scaling:
         self._start_timeout_s = start_timeout_s
         self._turn = asyncio.Lock()
         self._closed = asyncio.Event()
+        self._going_on: set[asyncio.Task[Any]] = set()
+        """What is carried through although its caller may have given it up."""
 
-    def close(self) -> None:
+    async def close(self) -> None:
         """End what is under way: its callers get ActorStopped."""
         self._closed.set()
+        for task in self._going_on:
+            task.cancel()
+        await asyncio.gather(*self._going_on, return_exceptions=True)
 
     async def scale(self, workers: int, drain_s: float) -> None:
         """See `Fleet.scale`."""
         check_drain(drain_s)
         if workers < 1:
             raise SettingsError("workers: at least 1 is needed; leave the fleet to end it")
+        check_not_too_many(workers)
         await self._in_turn(self._scale(workers, drain_s))
 
     async def add(self, gpus: Sequence[int], env: Mapping[str, str] | None) -> str:
@@ -140,7 +147,7 @@ class Scaling:
             self._processes.place_of(name)
             if len(self._processes.worker_names) == 1:
                 raise SettingsError(f"{name} is the last worker: leave the fleet to end it")
-            await self._drain([name], drain_s)
+            await asyncio.shield(self._leaving([name], drain_s))
 
         await self._in_turn(removed())
 
@@ -150,12 +157,16 @@ class Scaling:
 
         async def restarted() -> None:
             place = self._processes.place_of(name)
-            await self._drain([name], drain_s, comes_back=True)
+            leaving = self._leaving([name], drain_s, comes_back=True)
             try:
+                await asyncio.shield(leaving)
                 await self._add([place])
-            except BaseException:
-                async with self._client() as client:
-                    await _told_to_leave(client, name, Shutdown(drain=False), STOP_S)
+            except BusError:
+                await self._forget(name)
+                raise
+            except asyncio.CancelledError:
+                if not self._closed.is_set():
+                    self._go_on(self._forget_once_gone(name, leaving))
                 raise
 
         await self._in_turn(restarted())
@@ -165,7 +176,7 @@ class Scaling:
         if workers > len(names):
             await self._add(self._processes.take_places(workers - len(names)))
         elif workers < len(names):
-            await self._drain(names[workers:], drain_s)
+            await asyncio.shield(self._leaving(names[workers:], drain_s))
 
     async def _in_turn(self, change: Coroutine[Any, Any, T]) -> T:
         """Make a change when those before it are done; ActorStopped if the fleet ends meanwhile."""
@@ -178,7 +189,7 @@ class Scaling:
         closed = asyncio.ensure_future(self._closed.wait())
         try:
             await asyncio.wait({making, closed}, return_when=asyncio.FIRST_COMPLETED)
-            if not making.done():
+            if not making.done() or making.cancelled():
                 raise ActorStopped("the fleet has ended, and its workers with it")
             return making.result()
         finally:
@@ -230,28 +241,60 @@ class Scaling:
         self._processes.let_leave(name)
         await self._processes.end(name, 0.0)
 
-    async def _drain(
+    def _leaving(
         self, names: Sequence[str], drain_s: float, *, comes_back: bool = False
-    ) -> None:
-        """Let workers finish what they run, side by side, and wait until they are gone."""
+    ) -> asyncio.Task[None]:
+        """Let workers finish what they run, side by side, and end them.
+
+        They leave also if nobody waits for it any more: those that were told cannot be asked back.
+        """
         for name in names:
             self._processes.let_leave(name)
             self._tell(name, "drains: it finishes what it runs")
-        async with self._client() as client:
-            order = Shutdown(comes_back=comes_back)
+        return self._go_on(
+            self._leave_side_by_side(names, Shutdown(comes_back=comes_back), drain_s)
+        )
+
+    def _go_on(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
+        task = asyncio.create_task(work)
+        self._going_on.add(task)
+        task.add_done_callback(self._going_on.discard)
+        return task
+
+    async def _leave_side_by_side(
+        self, names: Sequence[str], order: Shutdown, drain_s: float
+    ) -> None:
+        async with contextlib.AsyncExitStack() as stack:
+            client: RolloutClient | None = None
+            with contextlib.suppress(BusError):  # no router: none can be told, and each is stopped
+                client = await stack.enter_async_context(self._client())
             await asyncio.gather(*(self._leave(client, name, order, drain_s) for name in names))
 
     async def _leave(
-        self, client: RolloutClient, name: str, order: Shutdown, drain_s: float
+        self, client: RolloutClient | None, name: str, order: Shutdown, drain_s: float
     ) -> None:
         patience_s = FAREWELL_S
         if not await _told_to_leave(client, name, order, drain_s):
+            if name in self._processes.worker_names:  # it has died, and its name was given again
+                return
             self._tell(name, f"died, or needs more than {drain_s:g} s: its work goes on elsewhere")
             # It ends what it runs, if it can still be told; and if not, nobody expects it back.
             is_told = await _told_to_leave(client, name, replace(order, drain=False), STOP_S)
             patience_s = FAREWELL_S if is_told else 0.0
         await self._processes.end(name, patience_s)
         self._tell(name, "has left")
+
+    async def _forget(self, name: str) -> None:
+        """Have the router expect a worker no more that was to come back, and does not."""
+        with contextlib.suppress(BusError):  # the next router expects those that are to run then
+            async with self._client() as client:
+                await _told_to_leave(client, name, Shutdown(drain=False), STOP_S)
+
+    async def _forget_once_gone(self, name: str, leaving: asyncio.Task[None]) -> None:
+        await asyncio.wait({leaving})
+        async with self._turn:
+            if name not in self._processes.worker_names:  # else it was started again after all
+                await self._forget(name)
 
     @contextlib.asynccontextmanager
     async def _client(self) -> AsyncGenerator[RolloutClient]:
@@ -288,9 +331,11 @@ async def _status(client: RolloutClient) -> FleetStatus | None:
 
 
 async def _told_to_leave(
-    client: RolloutClient, name: str, order: Shutdown, deadline_s: float
+    client: RolloutClient | None, name: str, order: Shutdown, deadline_s: float
 ) -> bool:
     """Whether a worker was told to leave, and has ended what it ran."""
+    if client is None:
+        return False
     try:
         result = await client.shutdown_worker(
             name,

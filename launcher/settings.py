@@ -15,6 +15,7 @@ from rolloutbus.bus.settings import LeaseSettings
 from rolloutbus.bus.strict_calls import nearest
 from rolloutbus.bus.transport.endpoints import is_local, is_wildcard
 from rolloutbus.bus.wire.errors import SettingsError
+from rolloutbus.bus.wire.limits import MAX_MEMBERS
 from rolloutbus.engine_worker.engines.fake.settings import FakeSettings
 from rolloutbus.engine_worker.engines.sglang.settings import SglangSettings, named, tensor_parallel
 from rolloutbus.engine_worker.engines.transformers.settings import TransformersSettings
@@ -158,6 +159,7 @@ class FleetSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
         _check_types(self)
         if self.workers < 1:
             raise SettingsError("workers: at least 1 is needed")
+        check_not_too_many(self.workers)
         for name in ("start_timeout_s", "sessions_per_slot"):
             if not 0 < getattr(self, name) < math.inf:
                 raise SettingsError(f"{name}: {getattr(self, name)} is not above 0 and finite")
@@ -190,6 +192,12 @@ class FleetSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
                 _require_packages(who, _PACKAGES[self.engine], self.engine)
             msgspec.structs.force_setattr(self, "model", _model_directory(os.fspath(self.model)))
             _require_model(self, needs_files=not _has_format(self))
+
+
+def check_not_too_many(workers: int) -> None:
+    """SettingsError if no router could tell its clients of so many."""
+    if workers > MAX_MEMBERS:
+        raise SettingsError(f"workers: {workers} are too many; at most {MAX_MEMBERS}")
 
 
 def packages_of(settings: FleetSettings) -> tuple[str, ...]:

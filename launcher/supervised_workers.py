@@ -123,11 +123,15 @@ class SupervisedWorkers:
 
         Raises:
             ActorStopped: the fleet is ending.
+            ProcessFailed: the disk has no room for its settings.
         """
         name = place.name
         self._plan.places[name] = place
         self._failures.pop(name, None)
-        spec = self._plan.worker(name, self._backend_of(name))
+        try:
+            spec = self._plan.worker(name, self._backend_of(name))
+        except OSError as error:  # its settings are a file
+            raise ProcessFailed(name, f"it cannot be started: {error}") from error
         process = self._running[name] = self._supervisor.add(self._rank, spec)
         process.on_end = partial(self._ended, process)
         self._on_change()
@@ -154,7 +158,8 @@ class SupervisedWorkers:
         """Wait so long for its process to end by itself, then stop it; its place is free then."""
         process = self._leaving.get(name)
         if process is None:
-            self._plan.give_back(name)  # unless it has ended, it never began
+            if name not in self._running:
+                self._plan.give_back(name)  # unless it has ended, it never began
             return
         try:
             async with asyncio.timeout(patience_s):

@@ -48,14 +48,16 @@ class Enrolment:
         """Refusal -> when its operator is told of it again."""
 
     def answer(self, newcomer: Principal, entries: Sequence[Entry], host: str) -> list[Entry]:
-        """The answers to what a newcomer says.
+        """The answers to what a newcomer says: to one `enrol` at a time, since each reads a file.
 
         Args:
             newcomer: holder of an invitation; `.key` is the invitation's.
             entries: what they say.
             host: address that they come from, for the log.
         """
-        return [self._answered(newcomer, entry, host) for entry in entries]
+        why = "one thing at a time: wait for its answer"
+        others = [_refusal(each, Problem("busy", why, "not_started")) for each in entries[1:]]
+        return [*(self._answered(newcomer, each, host) for each in entries[:1]), *others]
 
     def _answered(self, newcomer: Principal, entry: Entry, host: str) -> Entry:
         who = f"invitation of {newcomer.name!r}, used from {host or 'this host'}"

@@ -164,11 +164,13 @@ class SupervisedProcess:
 
     async def _live(self) -> int | None:
         """One incarnation; returns its exit status."""
-        self._doing = ""
-        child = self._child = await self.spec.start(
-            self._became_ready, self._noticed, self._progressed
-        )
-        self._complaint = ""
+        self._doing = self._complaint = ""
+        try:
+            child = await self.spec.start(self._became_ready, self._noticed, self._progressed)
+        except OSError as error:
+            self._complaint = f"it cannot be started: {error}"
+            return ActorExit.SETTINGS
+        self._child = child
         self._report("started", f"started as process {child.pid}" if child.pid else "is started")
         if self.spec.ready_timeout_s:
             loop = asyncio.get_running_loop()
@@ -185,7 +187,9 @@ class SupervisedProcess:
                 self._child = None
 
     def _kill_late(self, child: Child) -> None:
-        self._complaint = f"it was not ready within {self.spec.ready_timeout_s:g} s"
+        self._complaint = self._complaint or (
+            f"it was not ready within {self.spec.ready_timeout_s:g} s"
+        )
         child.kill()
 
     def _in_time(self) -> None:
@@ -236,7 +240,7 @@ class SupervisedProcess:
     def _failure(self, status: int | None, how_often: str) -> ProcessFailed:
         lines = last_lines(self.spec.log, LOG_LINES)
         message = how_it_ended(status) + how_often
-        if complaint := complaint_in(lines) or self._complaint:
+        if complaint := self._complaint or complaint_in(lines):
             return ProcessFailed(self.spec.name, f"{complaint}{how_often}")
         return ProcessFailed(self.spec.name, message, "\n".join(lines))
 

@@ -17,6 +17,7 @@ from rolloutbus.bus.security.keys import KEY_BYTES, check_public_key, is_public_
 from rolloutbus.bus.security.principals import Principal, Role, by_key
 from rolloutbus.bus.wire.errors import Refused, SettingsError
 from rolloutbus.bus.wire.messages.endings import Problem
+from rolloutbus.bus.wire.validation import check_name
 
 PREFIX = "rolloutbus-"
 CHECKSUM_BYTES = 4
@@ -148,6 +149,17 @@ class Token(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=
     backend: str
     """Where workers and the store connect; empty: not known."""
 
+    def __post_init__(self) -> None:
+        problem = check_name(self.name)
+        if problem is not None:
+            raise SettingsError(problem.message)
+        # Whoever uses a token names files after it: none may lie elsewhere, or be the router's.
+        if "/" in self.name or self.name.startswith(".") or self.name == "router":
+            raise SettingsError(
+                f"{self.name!r} cannot be invited: the new key's files are named so, thus without "
+                "'/', without '.' at the beginning, and not 'router'"
+            )
+
     @property
     def address(self) -> str:
         """Where the new key's owner will connect; empty: not known."""
@@ -155,12 +167,16 @@ class Token(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=
 
     def text(self) -> str:
         """One word without spaces."""
-        content = msgspec.msgpack.encode(self)
-        whole = content + xxhash.xxh32_digest(content)
-        return PREFIX + base64.urlsafe_b64encode(whole).decode().rstrip("=")
+        return text_of(msgspec.msgpack.encode(self))
 
     def __repr__(self) -> str:
         return f"Token({self.name!r})"
+
+
+def text_of(content: bytes) -> str:
+    """A token's content as one word, in which a copy that is not whole shows."""
+    whole = content + xxhash.xxh32_digest(content)
+    return PREFIX + base64.urlsafe_b64encode(whole).decode().rstrip("=")
 
 
 def read_token(text: str) -> Token:
@@ -168,6 +184,7 @@ def read_token(text: str) -> Token:
 
     Raises:
         Refused: `invite_malformed`: it is none, or not the whole of one; its text is not repeated.
+        SettingsError: its name cannot be that of a file.
     """
     word = text.strip()
     encoded = word.removeprefix(PREFIX)

@@ -286,9 +286,14 @@ def edit_key_list(path: Path, edit: Callable[[KeyList], KeyList], *, waits: bool
         raise SettingsError(f"cannot write {path}: {error.strerror}") from error
     try:
         fcntl.flock(lock, fcntl.LOCK_EX if waits else fcntl.LOCK_EX | fcntl.LOCK_NB)
-        edited = edit(read_key_list(path) if path.exists() else KeyList())
-        _let_in(edited)
-        _replace(path, msgspec.json.format(msgspec.json.encode(edited), indent=2) + b"\n")
+        listed = read_key_list(path) if path.exists() else None
+        edited = edit(listed or KeyList())
+        if edited != listed:
+            _let_in(edited)
+            content = msgspec.json.format(msgspec.json.encode(edited), indent=2) + b"\n"
+            if len(content) > MAX_LIST_BYTES:
+                raise SettingsError(f"{path} would be larger than {MAX_LIST_BYTES} bytes")
+            _replace(path, content)
         return edited
     except BlockingIOError:
         raise
@@ -325,15 +330,25 @@ def _trusted_content(path: Path, max_bytes: int) -> bytes:
 
 
 def _write_new(path: Path, content: bytes, mode: int) -> None:
+    """Nothing is left of it if it cannot be written: a part of a key would pass for a key file."""
     # O_EXCL: neither an existing key nor a link that somebody laid there is written through.
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-    with open(os.open(path, flags, mode), "wb") as file:  # noqa: PTH123 - a descriptor, not a path
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
+    descriptor = os.open(path, flags, mode)
+    try:
+        with open(descriptor, "wb") as file:  # noqa: PTH123 - a descriptor, not a path
+            file.write(content)
+            file.flush()
+            os.fsync(descriptor)
+    except BaseException:
+        path.unlink()
+        raise
 
 
 def _replace(path: Path, content: bytes) -> None:
     draft = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
     _write_new(draft, content, PUBLIC_MODE)
-    draft.replace(path)
+    try:
+        draft.replace(path)
+    except BaseException:
+        draft.unlink()
+        raise

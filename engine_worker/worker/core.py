@@ -156,7 +156,8 @@ class WorkerCore:
         self._prefixes = PrefixNews()
         self._engine: EngineReady | None = None
         self._facts: WorkerFacts | None = None  # of the engine that was ready last
-        self._shutdown: AttemptKey | None = None
+        self._shutdowns: list[AttemptKey] = []
+        """Commands to leave: who told it so hears when what runs has ended."""
         self._drain_until: float | None = None
         self._leave_at: float | None = None
         self._shown: tuple[str, int] = ("", 0)
@@ -419,7 +420,7 @@ class WorkerCore:
 
     def _begin_shutdown(self, entry: Entry, body: Shutdown, now: float) -> list[WorkerEffect]:
         self._controller.state.is_draining = True
-        self._shutdown = key_of(entry)
+        self._shutdowns.append(key_of(entry))
         if body.drain:
             return self._settle(now)
         effects = self._cancel(list(self._generation.all()), now)
@@ -432,7 +433,7 @@ class WorkerCore:
             effects += self._carry_out(self._member.online(self._facts, now), now)
         has_work = len(self._generation) > 0 or self._controller.has_work
         is_drained = self._drain_until is not None and self._leave_at is None
-        if (self._shutdown is not None or is_drained) and not has_work:
+        if (self._shutdowns or is_drained) and not has_work:
             effects += self._say_farewell(now)
         if self._drain_until is not None and now >= self._drain_until and has_work:
             effects += self.stop(now)
@@ -442,12 +443,13 @@ class WorkerCore:
         return effects
 
     def _say_farewell(self, now: float) -> list[WorkerEffect]:
-        """All has ended: end the `shutdown` that asked for it, and leave soon."""
+        """All has ended: end each `shutdown` that asked for it, and leave soon."""
         self._leave_at = now + FAREWELL_S
-        if self._shutdown is None:
-            return []
-        key, self._shutdown = self._shutdown, None
-        return self._end(Ending("finished", key, Done()), now)
+        keys, self._shutdowns = self._shutdowns, []
+        effects: list[WorkerEffect] = []
+        for key in keys:
+            effects += self._end(Ending("finished", key, Done()), now)
+        return effects
 
     def _vitals(self) -> Vitals:
         slots = self._engine.slots if self._engine else 0

@@ -14,8 +14,9 @@ import torch
 
 import rolloutbus
 from rolloutbus import Fleet, Rollout, RolloutClient, WeightPublisher
-from rolloutbus.errors import ActorStopped, ProcessFailed, SettingsError
+from rolloutbus.errors import ActorStopped, BusError, ProcessFailed, SettingsError
 from rolloutbus.examples import autoscale
+from rolloutbus.launcher.control_socket import CONTROL, Scale, Step, ask
 from rolloutbus.launcher.plan import environment
 from rolloutbus.launcher.settings import UpOptions
 from rolloutbus.types import FleetStatus
@@ -318,6 +319,20 @@ async def test_a_worker_that_cannot_start_is_told_and_the_others_go_on(
     await client.generate([1], fake_sampling(3), deadline_s=DEADLINE_S)
 
 
+async def test_a_worker_whose_files_cannot_be_written_is_told_and_the_others_go_on(
+    fleet: Fleet, client: RolloutClient
+) -> None:
+    for path in (fleet.run_dir / "w2.json", fleet.run_dir / "logs" / "w2.log"):
+        path.unlink(missing_ok=True)
+        path.mkdir()
+        with pytest.raises(BusError, match=r"w2: it cannot be started: .*Is a directory"):
+            async for _ in ask(fleet.run_dir / CONTROL, Scale(3, DEADLINE_S)):
+                pass
+        assert set(fleet.pids) == {"router", "store", "w0", "w1"}
+        path.rmdir()
+    await client.generate([1], fake_sampling(3), deadline_s=DEADLINE_S)
+
+
 async def test_a_change_that_is_cancelled_leaves_no_new_worker(fleet: Fleet) -> None:
     adding = asyncio.create_task(fleet.scale(4))
     pids = [0]
@@ -333,9 +348,53 @@ async def test_a_change_that_is_cancelled_leaves_no_new_worker(fleet: Fleet) -> 
     assert fleet.worker_names == ["w0", "w1"]
 
 
+async def test_a_worker_leaves_although_the_order_was_given_up_before_it_heard_of_it(
+    fleet: Fleet, client: RolloutClient
+) -> None:
+    pid, router = fleet.pids["w1"], fleet.pids["router"]
+    os.kill(router, signal.SIGSTOP)
+    try:
+        order = ask(fleet.run_dir / CONTROL, Scale(1, DEADLINE_S))
+        first = await anext(order)
+        await order.aclose()
+    finally:
+        os.kill(router, signal.SIGCONT)
+    assert first == Step("w1", "drains: it finishes what it runs")
+    await process_ends(pid)
+    await has_gone(fleet, "w1")
+    status = await status_when(client, lambda s: worker_in(s, "w1") is None)
+    assert status.absent == {}
+
+
+async def has_gone(fleet: Fleet, name: str) -> None:
+    """Wait until its place is free."""
+    async with asyncio.timeout(DEADLINE_S):
+        while name in fleet.pids:  # noqa: ASYNC110 - who gave the order up is told nothing
+            await asyncio.sleep(PACE_S)
+
+
+async def test_a_worker_whose_restart_is_given_up_is_not_expected_back(
+    fleet: Fleet, client: RolloutClient, token_limit: TokenLimit
+) -> None:
+    with token_limit.at(5):
+        stream = Streamed(client, [5, 6], LONGER)
+        await stream.reached(5)
+        name = stream.worker
+        restarting = asyncio.create_task(fleet.restart(name))
+        await status_when(client, lambda s: is_in_state(s, name, "draining"))
+        restarting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await restarting
+    assert_fake_rollout([5, 6], await stream.rollout(), N_TOKENS)
+    await has_gone(fleet, name)
+    await status_when(client, lambda s: worker_in(s, name) is None and not s.absent)
+
+
 async def test_what_cannot_be_is_refused_in_a_sentence(fleet: Fleet) -> None:
     with pytest.raises(SettingsError, match="workers: at least 1 is needed"):
         await fleet.scale(0)
+    with pytest.raises(SettingsError, match="workers: 100000000 are too many; at most 10000"):
+        await fleet.scale(100_000_000)
     for change in (fleet.restart, fleet.remove_worker):
         with pytest.raises(SettingsError, match="no worker 'w7': there are w0, w1"):
             await change("w7")

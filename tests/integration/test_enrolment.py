@@ -5,8 +5,9 @@ import fcntl
 import os
 import stat
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from types import SimpleNamespace
 
 import pytest
@@ -29,7 +30,7 @@ from rolloutbus.bus.wire.codec import pack, unpack
 from rolloutbus.bus.wire.entry import Entry
 from rolloutbus.bus.wire.errors import PeerLost, Refused, SettingsError
 from rolloutbus.bus.wire.messages.endings import Problem
-from rolloutbus.bus.wire.messages.membership import Hello
+from rolloutbus.bus.wire.messages.membership import Enrol, Enrolled, Hello
 from rolloutbus.launcher.joining import join, new_invitation
 from rolloutbus.router.actor import RouterActor
 from rolloutbus.router.settings import RouterSettings
@@ -39,6 +40,8 @@ from tests.integration.live_fleet import DEADLINE_S
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(240)]
 
 ANY = "tcp://127.0.0.1:0"
+NOBODY = 65534
+"""A user without rights."""
 
 
 class Running:
@@ -168,8 +171,9 @@ async def test_keys_of_another_fleet_are_not_mixed_with_this_one(
         await join(running.invite("ann"), there, DEADLINE_S)
 
 
-async def test_who_holds_an_invitation_may_do_nothing_else(running: Running) -> None:
-    token = read_token(running.invite("ann", role="admin"))
+async def answers_to(text: str, *entries: Entry) -> list[object]:
+    """What the router answers to these, sent at once by whoever holds a token."""
+    token = read_token(text)
     answers: asyncio.Queue[Entry] = asyncio.Queue()
 
     def heard(entries: list[Entry]) -> None:
@@ -179,11 +183,49 @@ async def test_who_holds_an_invitation_may_do_nothing_else(running: Running) -> 
     dialer = Dialer(pair_of_secret("x", token.secret), [token.router_key.hex()])
     port = DealerPort(token.address, heard, dialer=dialer)
     try:
-        port.send(Entry("hello", "r/1", body=pack(Hello("client", "ann", "c" * 32))))
+        for each in entries:
+            port.send(each)
         async with asyncio.timeout(DEADLINE_S):
-            problem = unpack(await answers.get())
+            return [unpack(await answers.get()) for _ in entries]
     finally:
         port.close()
+
+
+async def test_who_holds_an_invitation_cannot_keep_the_router_busy_with_its_file(
+    running: Running,
+) -> None:
+    asked = [Entry("enrol", f"enrol/{n}", body=pack(Enrol(f"{n:064x}"))) for n in range(100)]
+    first, *others = await answers_to(running.invite("ann"), *asked)
+    assert isinstance(first, Enrolled)
+    assert {each.code for each in others if isinstance(each, Problem)} == {"busy"}
+
+
+@pytest.fixture
+def closed_directory() -> Iterator[Path]:
+    """It is there, and nobody but root may look into it."""
+    with TemporaryDirectory(prefix="rb-") as base:
+        Path(base).chmod(0o755)
+        directory = Path(base) / "closed"
+        directory.mkdir(mode=0o000)
+        yield directory
+
+
+async def test_a_directory_that_may_not_be_looked_into_is_told(
+    running: Running, closed_directory: Path
+) -> None:
+    token = running.invite("ann")
+    user = os.geteuid()
+    os.seteuid(user or NOBODY)
+    try:
+        with pytest.raises(SettingsError, match="closed: Permission denied"):
+            await join(token, closed_directory, DEADLINE_S)
+    finally:
+        os.seteuid(user)
+
+
+async def test_who_holds_an_invitation_may_do_nothing_else(running: Running) -> None:
+    hello = Entry("hello", "r/1", body=pack(Hello("client", "ann", "c" * 32)))
+    (problem,) = await answers_to(running.invite("ann", role="admin"), hello)
     assert isinstance(problem, Problem)
     assert problem.code == "forbidden"
     assert running.names() == []

@@ -111,6 +111,27 @@ async def test_what_dies_too_often_ends_the_body_with_one_error(spec: Spec) -> N
     assert not current.cancelling()
 
 
+async def test_what_cannot_be_started_is_told_and_on_trial_it_fails_alone(spec: Spec) -> None:
+    impossible = spec("b", SERVE)
+    impossible.log.mkdir()
+    async with Supervisor() as supervisor:
+        rank = supervisor.start(spec("a", SERVE))
+        trial = supervisor.add(rank, impossible)
+        async with asyncio.timeout(DEADLINE_S):
+            await trial.ended()
+        assert "b: it cannot be started: [Errno 21] Is a directory" in str(trial.failure)
+        assert trial.pid == 0
+        await rank[0].wait_ready()
+
+    async def body() -> None:
+        async with Supervisor() as supervisor:
+            supervisor.start(impossible)
+            await asyncio.Event().wait()
+
+    with pytest.raises(ProcessFailed, match="b: it cannot be started"):
+        await body()
+
+
 async def test_a_process_on_trial_fails_alone(spec: Spec) -> None:
     ended = asyncio.Event()
     async with Supervisor(RestartRule(max_deaths=0)) as supervisor:

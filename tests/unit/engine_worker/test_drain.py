@@ -100,6 +100,15 @@ def test_a_shutdown_that_comes_meanwhile_is_ended(draining: Bench) -> None:
     assert draining.said.ending("c/2@w0").kind == "finished"
 
 
+def test_all_who_told_it_to_leave_hear_that_it_does(draining: Bench) -> None:
+    draining.generate("c/1")
+    draining.command("shutdown", "a/1@w0", Shutdown(drain=True))
+    draining.command("shutdown", "b/1@w0", Shutdown(drain=True))
+    draining.step({"c/1": [1]}, {"c/1": "stop"})
+    for rid in ("a/1@w0", "b/1@w0"):
+        assert draining.said.ending(rid).kind == "finished"
+
+
 @pytest.mark.parametrize("seconds", [-1.0, float("nan"), float("inf")])
 def test_a_time_that_cannot_be_is_refused(seconds: float) -> None:
     with pytest.raises(SettingsError, match="drain_s"):

@@ -35,6 +35,14 @@ def test_change_is_seen_once(path: Path) -> None:
     assert not held.refresh()
 
 
+def test_an_edit_that_changes_nothing_writes_nothing(path: Path) -> None:
+    edit_allow_list(path, lambda _: [ANN])
+    before = path.stat()
+    edit_allow_list(path, lambda known: known)
+    after = path.stat()
+    assert (after.st_ino, after.st_mtime_ns) == (before.st_ino, before.st_mtime_ns)
+
+
 def test_broken_list_leaves_the_last_good_one_in_force_and_says_why(path: Path) -> None:
     edit_allow_list(path, lambda _: [ANN])
     held = AllowList(path)

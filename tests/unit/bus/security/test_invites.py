@@ -10,6 +10,7 @@ from rolloutbus.bus.security.invites import (
     Token,
     enrolled,
     read_token,
+    text_of,
     with_invite,
     without_old,
 )
@@ -127,3 +128,14 @@ def test_a_token_that_was_not_copied_whole_is_refused_and_not_repeated() -> None
             read_token(each)
         assert caught.value.code == "invite_malformed"
         assert len(str(caught.value)) < 200
+
+
+@pytest.mark.parametrize("name", ["../id_rsa", "a/b", ".ssh", "router", "", "two words", "x" * 65])
+def test_a_token_names_no_file_but_its_own(name: str) -> None:
+    with pytest.raises(SettingsError, match=r"invited|no name"):
+        msgspec.structs.replace(TOKEN, name=name)
+    # Made by somebody who does not check it.
+    content = msgspec.msgpack.decode(msgspec.msgpack.encode(TOKEN))
+    content[3] = name
+    with pytest.raises(SettingsError, match=r"invited|no name"):
+        read_token(text_of(msgspec.msgpack.encode(content)))

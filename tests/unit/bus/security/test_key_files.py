@@ -1,7 +1,9 @@
 """Key files: made once, for one user's eyes, and never shown."""
 
 import os
+import resource
 import stat
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -48,6 +50,24 @@ def test_key_is_never_overwritten(tmp_path: Path, pair: KeyPair) -> None:
     with pytest.raises(SettingsError, match="exists already"):
         write_key_pair(file, new_key_pair("ann"))
     assert read_key_pair(file).public == pair.public
+
+
+@pytest.fixture
+def full_disk() -> Iterator[None]:
+    """No file may have more than 10 bytes."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (10, before[1]))
+    yield
+    resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+@pytest.mark.usefixtures("full_disk")
+def test_nothing_is_left_of_what_could_not_be_written(tmp_path: Path, pair: KeyPair) -> None:
+    with pytest.raises(SettingsError, match=r"cannot write .*ann\.key"):
+        write_key_pair(tmp_path / "ann.key", pair)
+    with pytest.raises(OSError, match="too large"):
+        write_public_key(tmp_path / "router.pub", pair.public)
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_key_is_not_written_through_a_link(tmp_path: Path, pair: KeyPair) -> None:
