@@ -34,7 +34,7 @@ export HF_HUB_OFFLINE ?= 1
 
 .DEFAULT_GOAL := help
 .PHONY: help venv check format format-check lint types unit test test-integration test-sglang test-peers test-adapters nightly fuzz \
-	weight-faults sim chaos demo bench docs site pictures vectors release-checks release-audit clean
+	weight-faults sim chaos demo bench baseline docs site pictures vectors release-checks release-audit clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-17s %s\n", $$1, $$2}' Makefile
@@ -173,6 +173,9 @@ demo: $(STAMP) ## Train a tiny model over the bus with two workers; ARGS="--seed
 
 bench: $(STAMP) ## Measure the router against libzmq's own proxy
 	$(BIN)/python benchmarks/router_loop.py --json $(ARGS)
+
+baseline: $(STAMP) ## Count the work of the hot paths again and commit to it: benchmarks/work_counts.json
+	$(BIN)/python -m benchmarks.work_counts --write
 
 docs: $(STAMP) ## Write what is made from the code into docs/: tables, command line, errors, options
 	$(BIN)/python docs/draw_life_cycles.py
