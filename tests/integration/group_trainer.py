@@ -1,6 +1,9 @@
 """Rank 0 of a group that a trainer made itself, in a process of its own: a line of JSON per order.
 
-    python group_trainer.py PORT WORLD GROUP BACKEND
+    python group_trainer.py SOCKET WORLD GROUP BACKEND
+
+SOCKET is the descriptor of one that listens: a port that was only found free may be another's by
+now.
 
 It says `{"joined": true}` when all ranks are there. `{"file": F, "names": […], "packed": bool}` has
 it broadcast tensors of a safetensors file, as SGLang's trainers do. `"then": "die"`: it is killed
@@ -13,6 +16,7 @@ half way through; `"then": "stall"`: it sends half and no more. It tells how eac
 import json
 import os
 import signal
+import socket
 import sys
 import threading
 from collections.abc import Iterator
@@ -33,10 +37,17 @@ TIMEOUT = timedelta(seconds=60)
 Order = dict[str, Any]
 
 
-def group_of(port: int, world: int, name: str, backend: str) -> dist.ProcessGroup:
+def group_of(listening: int, world: int, name: str, backend: str) -> dist.ProcessGroup:
     """As trainers make it beside their own groups: see `init_custom_process_group` of SGLang."""
-    url = f"tcp://127.0.0.1:{port}"
-    root, _, _ = next(iter(_c10d.rendezvous(url, 0, world, timeout=TIMEOUT)))
+    with socket.socket(fileno=os.dup(listening)) as bound:
+        host, port = bound.getsockname()
+    root = dist.TCPStore(  # pyright: ignore[reportPrivateImportUsage]
+        *(host, port, world),
+        is_master=True,
+        timeout=TIMEOUT,
+        wait_for_workers=False,
+        master_listen_fd=listening,
+    )
     group, _ = _c10d._new_process_group_helper(
         world,
         0,
@@ -75,8 +86,8 @@ def send(order: Order, group: dist.ProcessGroup) -> None:
 
 def main() -> None:
     die_with_parent()
-    port, world, name, backend = sys.argv[1:]
-    group = group_of(int(port), int(world), name, backend)
+    listening, world, name, backend = sys.argv[1:]
+    group = group_of(int(listening), int(world), name, backend)
     device = "cuda" if backend == "nccl" else "cpu"
     print(json.dumps({"joined": True}), flush=True)
     for line in sys.stdin:

@@ -25,12 +25,6 @@ JOIN, RECEIVE, LEAVE = (
 )
 
 
-def free_port() -> int:
-    with socket.socket() as bound:
-        bound.bind(("127.0.0.1", 0))
-        return int(bound.getsockname()[1])
-
-
 @dataclass(frozen=True)
 class Trainer:
     """Rank 0, and what it does at the gateway."""
@@ -81,14 +75,16 @@ async def rank_0(
     group: str = GROUP, world: int = 2, backend: str = "gloo"
 ) -> AsyncGenerator[Trainer]:
     """A trainer's rank 0, which waits for the others."""
-    port = free_port()
-    process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "tests.integration.group_trainer"),
-        *(str(port), str(world), group, backend),
-        stdin=PIPE,
-        stdout=PIPE,
-        env=environment() | {"TORCH_CPP_LOG_LEVEL": "FATAL"},
-    )
+    with socket.create_server(("127.0.0.1", 0)) as bound:
+        port = int(bound.getsockname()[1])
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", "tests.integration.group_trainer"),
+            *(str(bound.fileno()), str(world), group, backend),
+            stdin=PIPE,
+            stdout=PIPE,
+            pass_fds=[bound.fileno()],
+            env=environment() | {"TORCH_CPP_LOG_LEVEL": "FATAL"},
+        )
     try:
         yield Trainer(process, port, group)
     finally:
@@ -101,10 +97,10 @@ async def rank_0(
 async def joined(served: Gateway, group: str = GROUP) -> AsyncGenerator[Trainer]:
     """One whose group the gateway is in."""
     async with rank_0(group) as trainer:
-        reply = await served.ask("POST", JOIN, trainer.invitation())
-        assert (reply.status, reply.json["success"]) == (200, True), reply.json
-        assert (await trainer.said())["joined"]
         try:
+            reply = await served.ask("POST", JOIN, trainer.invitation())
+            assert (reply.status, reply.json["success"]) == (200, True), reply.json
+            assert (await trainer.said())["joined"]
             yield trainer
-        finally:
+        finally:  # a place that was not taken in time is in the way of the next one, too
             await served.ask("POST", LEAVE, {"group_name": group})
