@@ -178,18 +178,24 @@ async def test_a_paused_worker_is_shown_as_blocked(served: Gateway, fleet: Fleet
 
     assert paused("worker_blocked", worker="w1", reason="paused") == 1
     assert paused("worker_blocked", worker="w0") is None
-    resumed = await scrape_when(served, lambda found: found("worker_blocked") is None)
-    assert resumed("worker_state", worker="w1", state="ready") == 1
+    await scrape_when(
+        served,
+        lambda found: (
+            found("worker_blocked") is None
+            and found("worker_state", worker="w1", state="ready") == 1
+        ),
+    )
 
 
 async def test_a_killed_worker_is_shown_as_gone(served: Gateway, fleet: Fleet) -> None:
+    before = (await scrape(served))("router_expired_leases_total") or 0
     fleet.kill("w1")
 
     gone = await scrape_when(served, lambda found: found("worker_state", worker="w1", state="gone"))
 
     assert gone("worker_tokens_total", worker="w1") is None
     assert gone("worker_state", worker="w0", state="ready") == 1
-    assert gone("router_expired_leases_total") == 1
+    assert (gone("router_expired_leases_total") or 0) > before
 
 
 async def test_a_silent_router_is_down_and_the_gateway_tells(served: Gateway, fleet: Fleet) -> None:
