@@ -16,7 +16,7 @@ import torch
 from rolloutbus.bus.weights.manifest import digest_of, lay_out, total_bytes
 from rolloutbus.bus.wire.messages.weights import Manifest, Offer
 from rolloutbus.trainer_adapter.publisher.collective import CollectiveOffering
-from tests.integration.live_fleet import DEADLINE_S, n_held
+from tests.integration.live_fleet import DEADLINE_S, PACE_S, n_held
 from tests.line_process import LineProcess, line_processes
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(240)]
@@ -85,6 +85,7 @@ async def test_every_worker_gets_every_byte_version_after_version(
 ) -> None:
     offering = CollectiveOffering(bucket_bytes=BUCKET_BYTES)
     held: list[list[list[int]]] = []
+    n_ours: list[int] = []
     async with ranks(n_workers) as workers:
         for number in (1, 2, 3):
             version = Version(number, seed)
@@ -92,7 +93,11 @@ async def test_every_worker_gets_every_byte_version_after_version(
             assert offering.problem == ""
             assert [each["digests"] for each in got] == [version.expected] * n_workers
             assert {each["moved_bytes"] for each in got} == {total_bytes(version.layout)}
-            held.append([[n_held("fd")], *(each["held"] for each in got)])
+            held.append([each["held"] for each in got])
+            n_ours.append(n_held("fd"))
+        async with asyncio.timeout(DEADLINE_S):
+            while n_held("fd") > n_ours[1]:  # noqa: ASYNC110
+                await asyncio.sleep(PACE_S)  # what a thread has closed is listed a moment longer
     before, after = chain(*held[1]), chain(*held[2])
     assert all(map(le, after, before)), held
 
