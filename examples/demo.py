@@ -37,7 +37,7 @@ from rolloutbus.examples.training import Training
 
 MIN_MID_GENERATION = 4
 """The kill waits until the victim is in the middle of this many rollouts."""
-SETTLE_S = 0.25
+SETTLE_S = 0.5
 """Time for the last messages of a frozen worker to arrive; far shorter than a lease."""
 
 
