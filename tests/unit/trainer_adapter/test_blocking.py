@@ -105,6 +105,7 @@ with rolloutbus.connect_sync("ipc:///nowhere") as client:
 """
 
 
+@pytest.mark.timeout(300)
 def test_a_type_checker_checks_a_blocking_script(tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text(SCRIPT)
