@@ -24,12 +24,15 @@ import rolloutbus
 from rolloutbus import Fleet, RolloutClient
 from rolloutbus.bus.security.keys import SecuritySettings
 from rolloutbus.bus.security.zmq_curve import dialer_of
+from rolloutbus.bus.settings import LeaseSettings
 from rolloutbus.bus.transport.endpoints import split_key
 from tests.fuzz.garbage import connect_and_say, nonsense
 from tests.fuzz.intruder import Intruder
 from tests.integration.key_directory import KeyDirectory
 from tests.integration.live_fleet import DEADLINE_S, assert_fake_rollout, fake_sampling, n_held
 
+PATIENT = LeaseSettings(lease_s=30.0, holder_s=24.0, recovery_s=31.0)
+"""A worker that is only slow under attack is none that died of it."""
 AT_ONCE = 32
 """Attackers side by side."""
 N_ECHO_TOKENS = 8
@@ -181,7 +184,9 @@ async def guarded_or_not(
         known = keys_in(keys)
         key_file, key = str(known.file("echo")), known.client_settings("intruder")
     async with (
-        rolloutbus.up(workers=1, engine="fake", transport="tcp", secure=keys) as fleet,
+        rolloutbus.up(
+            workers=1, engine="fake", transport="tcp", secure=keys, lease=PATIENT
+        ) as fleet,
         rolloutbus.connect(fleet.address, name="echo", key_file=key_file) as client,
     ):
         yield fleet, client, key
