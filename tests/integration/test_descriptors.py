@@ -18,7 +18,7 @@ from rolloutbus.router.settings import RouterSettings
 from rolloutbus.trainer_adapter.client.core.settings import ClientSettings
 from tests.integration.live_fleet import DEADLINE_S, PACE_S, n_held, serves_at, status_when
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(240)]
 
 ANY = "tcp://127.0.0.1:0"
 N_STRANGERS = 200

@@ -36,7 +36,7 @@ from rolloutbus.router.settings import RouterSettings
 from tests.integration.key_directory import KeyDirectory
 from tests.integration.live_fleet import DEADLINE_S
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(240)]
 
 ANY = "tcp://127.0.0.1:0"
 

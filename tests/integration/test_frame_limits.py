@@ -37,7 +37,7 @@ from rolloutbus.bus.wire.messages.weights import PushChunk
 from tests.integration.key_directory import KeyDirectory
 from tests.integration.live_fleet import DEADLINE_S, Changes
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(240)]
 
 ANY = "tcp://127.0.0.1:0"
 BEAT = Entry("client_beat", "small")

@@ -20,7 +20,7 @@ from rolloutbus.launcher.plan import environment
 from tests.architecture.source_tree import ROOT
 from tests.integration.live_fleet import DEADLINE_S, PACE_S, STILL_S, n_held
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(240)]
 
 ANY = "tcp://127.0.0.1:0"
 BEAT = Entry("client_beat", body=pack(ClientHeartbeat(1)))

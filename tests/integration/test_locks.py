@@ -26,7 +26,7 @@ from rolloutbus.bus.wire.messages.membership import ClientHeartbeat
 from tests.integration.key_directory import KeyDirectory
 from tests.integration.live_fleet import DEADLINE_S, Changes
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(240)]
 
 ANY = "tcp://127.0.0.1:0"
 BEAT = Entry("client_beat", body=pack(ClientHeartbeat(1)))

@@ -14,7 +14,7 @@ from rolloutbus.bus.wire.errors import PeerLost
 from rolloutbus.bus.wire.messages.weights import PullManifest
 from tests.integration.live_fleet import DEADLINE_S, Changes
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(240)]
 
 SOON_S = 0.05
 PACE_S = 0.01

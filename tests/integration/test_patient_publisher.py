@@ -16,7 +16,7 @@ from rolloutbus.bus.wire.messages.generation import Idle
 from tests.integration.live_fleet import DEADLINE_S
 from tests.integration.raw_subscriber import RawSubscriber, frames_of_message
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(240)]
 
 TOPIC = topic_of("c")
 PACE_S = 0.001

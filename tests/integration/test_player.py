@@ -25,7 +25,7 @@ from tests.integration.raw_subscriber import RawSubscriber, messages_in
 from tests.unit.replay.segments import MS, Desk
 from tests.unit.replay.streams import TOPIC, published, row, step
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(240)]
 
 PACE_S = 0.001
 WORKER = Member("w0", "e.1", "ipc:///gone/w0", "ready", 0, "p")

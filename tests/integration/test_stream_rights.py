@@ -16,7 +16,7 @@ from rolloutbus.bus.wire.codec import topic_of
 from tests.integration.guarded_publisher import GuardedPublisher
 from tests.integration.key_directory import KeyDirectory
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(240)]
 
 ANY_PORT = "tcp://127.0.0.1:0"
 N_ATTACKS = 20

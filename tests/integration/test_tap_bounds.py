@@ -15,7 +15,7 @@ from rolloutbus.bus.wire.codec import DETACH_ABOVE_BYTES
 from rolloutbus.bus.wire.entry import Entry
 from tests.integration.live_fleet import DEADLINE_S, PACE_S
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(240)]
 
 ANY = "tcp://127.0.0.1:0"
 MIB = 1024 * 1024
