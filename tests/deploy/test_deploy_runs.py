@@ -22,6 +22,7 @@ from tests.deploy.deploy_files import OURS, SLURM, environment_with_ours, pods_o
 from tests.integration.control_steps import N_BEFORE, N_TOKENS, PROMPT, all_under_way
 from tests.integration.live_fleet import (
     DEADLINE_S,
+    START_S,
     assert_fake_rollout,
     fake_sampling,
     serves_at,
@@ -142,8 +143,9 @@ async def test_a_slurm_job_ends_with_its_command_and_its_status(tmp_path: Path, 
 async def told(process: Process) -> str:
     """The router's address, which the job's log has once the router answers."""
     assert process.stdout is not None
-    async with asyncio.timeout(DEADLINE_S):
-        line = (await process.stdout.readline()).decode()
+    async with asyncio.timeout(START_S):
+        while " at " not in (line := (await process.stdout.readline()).decode()):
+            assert line, "it ended before"
     return line.split(" at ")[1].split(",")[0]
 
 

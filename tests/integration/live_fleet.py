@@ -22,6 +22,8 @@ from rolloutbus.types import Delta, FleetStatus, WorkerStatus
 
 DEADLINE_S = 60.0
 """Of every wait; a busy machine needs a fraction of it."""
+START_S = 3 * DEADLINE_S
+"""Of a process until it serves: its imports are seconds of work, for which others compete."""
 PACE_S = 0.02
 """Between two questions to the router: a status is an answer, not an event."""
 STILL_S = 0.4
@@ -243,7 +245,7 @@ async def serves_at(process: Process) -> dict[str, str]:
     """
     assert process.stdout is not None
     said: list[bytes] = []
-    async with asyncio.timeout(DEADLINE_S):
+    async with asyncio.timeout(START_S):
         while (endpoints := read_ready(line := await process.stdout.readline())) is None:
             said.append(line)
             assert line, f"it ended before it was ready: {said}"

@@ -97,10 +97,10 @@ async def rank_0(
 async def joined(served: Gateway, group: str = GROUP) -> AsyncGenerator[Trainer]:
     """One whose group the gateway is in."""
     async with rank_0(group) as trainer:
-        reply = await served.ask("POST", JOIN, trainer.invitation())
-        assert (reply.status, reply.json["success"]) == (200, True), reply.json
-        assert (await trainer.said())["joined"]
         try:
+            reply = await served.ask("POST", JOIN, trainer.invitation())
+            assert (reply.status, reply.json["success"]) == (200, True), reply.json
+            assert (await trainer.said())["joined"]
             yield trainer
-        finally:
+        finally:  # a place that was not taken in time is in the way of the next one, too
             await served.ask("POST", LEAVE, {"group_name": group})

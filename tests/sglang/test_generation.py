@@ -83,7 +83,8 @@ async def test_streams_hold_each_token_of_their_results_once(client: RolloutClie
 async def test_a_stream_tells_tokens_as_they_are_made(client: RolloutClient) -> None:
     streamed = Streamed(client, PROMPTS[0], SamplingParams(max_new_tokens=200, ignore_eos=True))
     await streamed.rollout()
-    assert len(streamed.deltas) > 20
+    # With the result alone it would be one. A busy reader finds several tokens in one.
+    assert len(streamed.deltas) > 2
 
 
 async def test_stop_tokens_end_a_request_also_without_end_of_sequence(
