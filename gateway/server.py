@@ -5,7 +5,7 @@ import logging
 import math
 import os
 import socket
-from collections.abc import Awaitable, Callable, Generator
+from collections.abc import Awaitable, Callable, Generator, Sequence
 from contextlib import AsyncExitStack, closing, contextmanager, suppress
 from ipaddress import ip_address
 from pathlib import Path
@@ -19,7 +19,7 @@ from rolloutbus.bus.actor.json_log import json_log_of
 from rolloutbus.bus.actor.tracing import tracer_of
 from rolloutbus.bus.wire.errors import SettingsError
 from rolloutbus.gateway.app import gateway_app
-from rolloutbus.gateway.keys.http_keys import read_http_keys
+from rolloutbus.gateway.keys.http_keys import HttpKey, read_http_keys
 from rolloutbus.gateway.keys.keyed_app import KeyedApp
 from rolloutbus.gateway.live.open_page import OpenPages
 from rolloutbus.gateway.settings import GatewaySettings
@@ -120,6 +120,65 @@ def _answer_parsers(settings: GatewaySettings, tokenizer: "ChatTokenizer") -> Sg
     return parsers
 
 
+class _Fronts:
+    """What answers HTTP: an application for each key of the bus, with a client of its own."""
+
+    def __init__(self, settings: GatewaySettings, keys: Sequence[HttpKey]) -> None:
+        """Read the tokenizer.
+
+        Raises:
+            SettingsError: it cannot be had, or a format is not known.
+        """
+        self._settings = settings
+        self._keys = keys
+        path = settings.model_path
+        self._tokenizer = chat_tokenizer(Path(path)) if path else None
+        self._parsers = (
+            _answer_parsers(settings, self._tokenizer) if self._tokenizer is not None else None
+        )
+        self.traffic = Traffic()
+        self.pages = OpenPages()
+        self._labels = WeightLabels()
+        self._clients: list[RolloutClient] = []
+
+    async def connected(self, stack: AsyncExitStack) -> ASGIApp:
+        """The application that finds the right one for each API key; the stack ends its clients.
+
+        Raises:
+            PeerLost: no router answered in time.
+        """
+        if not self._keys:
+            return await self._connected("gateway", self._settings.key_file, stack)
+        return KeyedApp(
+            {
+                each.sha256: await self._connected(f"gateway-{each.name}", each.key_file, stack)
+                for each in self._keys
+            }
+        )
+
+    async def abort(self) -> None:
+        """Have all requests under way answer what they have."""
+        for client in self._clients:
+            await client.abort()
+
+    async def _connected(self, name: str, key_file: str, stack: AsyncExitStack) -> FastAPI:
+        unique = "" if key_file else f"{name}-{os.getpid()}"
+        client = RolloutClient(settings_for(self._settings.router, unique, key_file))
+        self._clients.append(await stack.enter_async_context(client))
+        groups = TrainerGroups(client, joins_any_address=bool(self._keys))
+        stack.push_async_callback(groups.close)
+        return gateway_app(
+            client,
+            self._settings,
+            self._tokenizer,
+            self.traffic,
+            self._parsers,
+            pages=self.pages,
+            labels=self._labels,
+            groups=groups,
+        )
+
+
 async def run_gateway(settings: GatewaySettings, on_ready: Callable[[str], None]) -> None:
     """Run a gateway until cancelled; then requests under way get `drain_s` seconds.
 
@@ -136,57 +195,21 @@ async def run_gateway(settings: GatewaySettings, on_ready: Callable[[str], None]
     name = f"gateway-{os.getpid()}"
     tracer_of("gateway", name)
     log = json_log_of({"role": "gateway", "actor": name})
-    path = settings.model_path
-    tokenizer = chat_tokenizer(Path(path)) if path else None
-    parsers = _answer_parsers(settings, tokenizer) if tokenizer is not None else None
     keys = read_http_keys(Path(settings.http_keys)) if settings.http_keys else []
     if keys and settings.key_file:
         raise SettingsError("each API key names a key of the bus; leave --key out")
+    fronts = _Fronts(settings, keys)
     bound = listening_socket(
         settings.host, settings.port, asks_for_keys=bool(keys), stall_s=settings.stall_s
     )
-    traffic = Traffic()
-    pages, labels = OpenPages(), WeightLabels()
-    clients: list[RolloutClient] = []
-
-    async def connected(name: str, key_file: str, stack: AsyncExitStack) -> FastAPI:
-        unique = "" if key_file else f"{name}-{os.getpid()}"
-        client = RolloutClient(settings_for(settings.router, unique, key_file))
-        clients.append(await stack.enter_async_context(client))
-        groups = TrainerGroups(client, joins_any_address=bool(keys))
-        stack.push_async_callback(groups.close)
-        return gateway_app(
-            client,
-            settings,
-            tokenizer,
-            traffic,
-            parsers,
-            pages=pages,
-            labels=labels,
-            groups=groups,
-        )
-
-    async def abort_all() -> None:
-        for client in clients:
-            await client.abort()
-
     async with AsyncExitStack() as stack:
         stack.enter_context(closing(bound))
-        if keys:
-            apps = {
-                each.sha256: await connected(f"gateway-{each.name}", each.key_file, stack)
-                for each in keys
-            }
-            app: ASGIApp = KeyedApp(apps)
-        else:
-            app = await connected("gateway", settings.key_file, stack)
-        app = CountTraffic(app, traffic, log)
         await serve(
-            app,
+            CountTraffic(await fronts.connected(stack), fronts.traffic, log),
             bound,
             lambda: on_ready(address_of(bound)),
-            pages.ending.set,
-            abort_all,
+            fronts.pages.ending.set,
+            fronts.abort,
             drain_s=settings.drain_s,
         )
 

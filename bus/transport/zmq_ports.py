@@ -167,8 +167,12 @@ class RouterPort:
         self._address_of: dict[bytes, str] = {}
         """IP address that each guarded connection comes from."""
         peers = _Peers(
-            *(self.counters, self._outbox_of, self._key_of, self._address_of),
-            *(max_body_bytes, on_undelivered),
+            counters=self.counters,
+            outbox_of=self._outbox_of,
+            key_of=self._key_of,
+            address_of=self._address_of,
+            max_body_bytes=max_body_bytes,
+            on_undelivered=on_undelivered,
         )
         try:
             for endpoint, doorway in zip_longest(endpoints, doorways):

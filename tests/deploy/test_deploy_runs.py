@@ -5,12 +5,11 @@ import os
 import re
 import shlex
 import shutil
-import signal
 import socket
 import sys
-from asyncio.subprocess import PIPE, Process
+from asyncio.subprocess import Process
 from collections.abc import AsyncGenerator, Mapping, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any, Self
 
@@ -28,6 +27,7 @@ from tests.integration.live_fleet import (
     serves_at,
     status_when,
 )
+from tests.integration.programs import running, status_of
 from tests.integration.token_limit import TokenLimit
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(240), pytest.mark.asyncio]
@@ -36,27 +36,9 @@ LOCAL = "127.0.0.1"
 TASKS = 2
 
 
-@asynccontextmanager
-async def running(*command: str, **variables: str) -> AsyncGenerator[Process]:
-    """A program and what it starts; all of it is killed at the end."""
-    process = await asyncio.create_subprocess_exec(
-        *command,
-        stdout=PIPE,
-        stderr=PIPE,
-        env=environment_with_ours(**variables),
-        start_new_session=True,
-    )
-    try:
-        yield process
-    finally:
-        if process.returncode is None:
-            os.killpg(process.pid, signal.SIGKILL)
-        await process.communicate()
-
-
-async def status_of(process: Process) -> int:
-    async with asyncio.timeout(DEADLINE_S):
-        return await process.wait()
+def ours(*command: str, **variables: str) -> AbstractAsyncContextManager[Process]:
+    """A program in whose environment our commands are."""
+    return running(*command, environment=environment_with_ours(**variables))
 
 
 def free_ports() -> int:
@@ -99,7 +81,7 @@ async def job(
         "INTERFACE": "lo",
         "FRONTEND_PORT": str(free_ports()),
     }
-    async with running("bash", str(SLURM), *command, **variables) as process:
+    async with ours("bash", str(SLURM), *command, **variables) as process:
         yield process
 
 
@@ -180,11 +162,11 @@ class Pods:
         for path in volumes["secrets"].iterdir():
             path.chmod(0o440)  # as Kubernetes has them
         [keys] = pod["initContainers"]
-        async with running(*self._here(name, keys["command"])) as copied:
+        async with ours(*self._here(name, keys["command"])) as copied:
             assert await status_of(copied) == 0
         [container] = pod["containers"]
         words = [OURS, *self._here(name, container["args"]), *more]
-        process = await self._stack.enter_async_context(running(*words))
+        process = await self._stack.enter_async_context(ours(*words))
         ready = await serves_at(process)
         if name == "router":
             frontend, backend = (ready[side].split("#")[0] for side in ("frontend", "backend"))
@@ -198,7 +180,7 @@ class Pods:
         """Exit status of a probe's command."""
         [container] = self._pods[name]["containers"]
         command = self._here(name, probes_of(container)[kind])
-        async with running(*command, POD_NAME="worker-0") as process:
+        async with ours(*command, POD_NAME="worker-0") as process:
             return await status_of(process)
 
     def _here(self, name: str, words: Sequence[str]) -> list[str]:

@@ -2,11 +2,8 @@
 
 import asyncio
 import json
-import os
 import re
-import signal
-import sys
-from asyncio.subprocess import PIPE, Process
+from asyncio.subprocess import Process
 from collections.abc import AsyncGenerator
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
@@ -16,7 +13,7 @@ import pytest
 
 import rolloutbus
 from rolloutbus import RolloutClient
-from rolloutbus.launcher.plan import environment
+from rolloutbus.launcher.plan import environment, python
 from tests.integration.control_steps import N_BEFORE, N_TOKENS, PROMPT, all_under_way
 from tests.integration.gateway_process import gateway
 from tests.integration.live_fleet import (
@@ -28,6 +25,7 @@ from tests.integration.live_fleet import (
     serves_at,
     status_when,
 )
+from tests.integration.programs import running, status_of
 from tests.integration.token_limit import TokenLimit
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(240), pytest.mark.asyncio]
@@ -52,25 +50,7 @@ class HandBuilt(NamedTuple):
         )
 
     async def ended(self, name: str) -> int:
-        async with asyncio.timeout(DEADLINE_S):
-            return await self.workers[name].wait()
-
-
-@asynccontextmanager
-async def actor(*words: str) -> AsyncGenerator[Process]:
-    """`rolloutbus WORDS`; killed at the end."""
-    process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "rolloutbus.cli.main", *words),
-        stdout=PIPE,
-        stderr=PIPE,
-        env=environment(),
-    )
-    try:
-        yield process
-    finally:
-        if process.returncode is None:
-            os.kill(process.pid, signal.SIGKILL)
-        await process.wait()
+        return await status_of(self.workers[name])
 
 
 @asynccontextmanager
@@ -92,7 +72,12 @@ async def fleet(
         )
     async with AsyncExitStack() as stack:
         # Together, for most of a start is the import of our code.
-        started = [await stack.enter_async_context(actor(*words)) for words in commands]
+        started = [
+            await stack.enter_async_context(
+                running(*python("rolloutbus.cli.main"), *words, environment=environment())
+            )
+            for words in commands
+        ]
         for each in started:
             await serves_at(each)
         client = await stack.enter_async_context(rolloutbus.connect(frontend, name="c"))

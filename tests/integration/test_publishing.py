@@ -391,6 +391,19 @@ async def test_the_files_of_a_directory_are_cast_renamed_and_closed(
     assert files_open_in(path) == set()
 
 
+async def test_files_are_closed_where_nothing_of_theirs_is_published(
+    tmp_path: Path, seed: int
+) -> None:
+    path = tmp_path / "step-1"
+    path.mkdir()
+    save_file(weights(seed), path / "model.safetensors")
+    async with store_harness(tmp_path) as harness:
+        publisher = WeightPublisher(harness, rename=lambda _: None)
+        with pytest.raises(SettingsError, match="there are no tensors to publish"):
+            await publisher.publish(path, deadline_s=DEADLINE_S)
+    assert files_open_in(path) == set()
+
+
 async def test_a_lone_shard_is_not_taken_for_the_whole(tmp_path: Path) -> None:
     class Shard(torch.Tensor):
         def full_tensor(self) -> torch.Tensor:

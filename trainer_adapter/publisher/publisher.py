@@ -439,8 +439,13 @@ def source_of(
         if layout is not None:
             raise SettingsError("layout: the files of a directory have their own")
         checkpoint = checkpoint_in(tensors)
-        read = checkpoint.tensors()
-        return StreamedTensors(read, rename, checkpoint.layout, at_end=checkpoint.close)
+        try:
+            return StreamedTensors(
+                checkpoint.tensors(), rename, checkpoint.layout, at_end=checkpoint.close
+            )
+        except BaseException:  # such as one of `rename`
+            checkpoint.close()
+            raise
     if isinstance(tensors, HeldTensors | StreamedTensors | ShardedSource):
         if layout is not None:
             raise SettingsError("layout is for an iterator of (name, tensor) pairs")

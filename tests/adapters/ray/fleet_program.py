@@ -14,12 +14,13 @@ import torch
 from ray.util.placement_group import placement_group, placement_group_table
 
 import rolloutbus
-from rolloutbus import RayLauncher, SamplingParams
+from rolloutbus import Fleet, RayLauncher, Rollout, RolloutClient, SamplingParams
 from rolloutbus.bus.actor.supervisor import ProcessEvent
 from rolloutbus.errors import ProcessFailed, SettingsError
 from rolloutbus.examples.tiny_model import load_tiny_model
 from rolloutbus.types import Ticket
 from tests.adapters.ray.orders import Orders
+from tests.integration.live_fleet import PACE_S, status_when
 
 DEADLINE_S = 120.0
 LONG = SamplingParams(max_new_tokens=100, ignore_eos=True)
@@ -27,24 +28,30 @@ SHORT = SamplingParams(max_new_tokens=5, sampling_seed=1)
 N_ROLLOUTS, SLOTS = 64, 4
 
 
+class Told:
+    """What the supervisor of a fleet has told."""
+
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+        self.is_lost = asyncio.Event()
+
+    def hear(self, event: ProcessEvent) -> None:
+        self.lines.append(f"{event.name} {event.kind}: {event.what}")
+        print(f"{time.monotonic():.1f}", self.lines[-1], file=sys.stderr, flush=True)
+        if event.kind == "died":
+            self.is_lost.set()
+
+
 async def lose_a_node(orders: Orders, address: str, model: str) -> None:
     """Rollouts and an update of the weights, while the node of a worker is killed."""
     os.environ["ROLLOUTBUS_LOG"] = "json"
-    told: list[str] = []
-    is_lost = asyncio.Event()
-
-    def hear(event: ProcessEvent) -> None:
-        told.append(f"{event.name} {event.kind}: {event.what}")
-        print(f"{time.monotonic():.1f}", told[-1], file=sys.stderr, flush=True)
-        if event.kind == "died":
-            is_lost.set()
-
+    told = Told()
     launcher = RayLauncher(
         address=address, strategy="STRICT_SPREAD", resources_per_worker={"slot": 2}
     )
     async with (
         rolloutbus.up(
-            hear,
+            told.hear,
             model=model,
             workers=2,
             engine_options={"threads": 1, "slots": SLOTS},
@@ -53,51 +60,64 @@ async def lose_a_node(orders: Orders, address: str, model: str) -> None:
         rolloutbus.connect(**fleet.ticket.connect_options(), name="operator-1") as client,
     ):
         first = fleet.nodes
-        # All nodes have one address here, and Ray takes any of them for the program's.
-        [victim, *_] = [name for name in fleet.worker_names if first[name] != first["router"]]
-        prompts = [[1, 2, 3 + n % 8] for n in range(N_ROLLOUTS)]
-        sampling = asyncio.ensure_future(
-            client.generate_batch(prompts, LONG, n=1, deadline_s=DEADLINE_S)
-        )
-        while any(each.n_running < SLOTS for each in (await client.status()).workers):
-            pass
-        await client.pause(mode="in_place")
-        workers = (await client.status()).workers
-        n_running = {each.name: each.n_running for each in workers}
-        orders.answer(victim=victim, node=first[victim], n_running=n_running[victim])
-        await asyncio.to_thread(orders.next)
-        # The worker that is lost cannot answer, and those who join are told.
-        await client.resume(check=False)
-        rollouts = [rollout for [rollout] in await sampling]
+        rollouts = await sampled_while_a_node_is_lost(orders, fleet, client)
         orders.answer(n_sampled=len(rollouts))
         await asyncio.to_thread(orders.next)
         async with asyncio.timeout(DEADLINE_S):
-            await is_lost.wait()
+            await told.is_lost.wait()
         await fleet.wait_ready(DEADLINE_S)
-        trained = load_tiny_model(Path(model))
-        with torch.no_grad():
-            for parameter in trained.parameters():
-                parameter.mul_(1.01)
-        published = await rolloutbus.WeightPublisher(client).publish(trained)
-        after = [
-            await client.generate([1, 2, 3], SHORT, worker=name, versions="latest", deadline_s=30)
-            for name in fleet.worker_names
-        ]
+        version, after = await sampled_after_an_update(fleet, client, model)
         orders.answer(
             n_tokens=[len(each.tokens) for each in rollouts],
             rids=[each.rid for each in rollouts],
             n_moved=sum(each.n_attempts > 1 for each in rollouts),
-            version=published.version,
+            version=version,
             versions_after=[each.version_runs for each in after],
             first=first,
             nodes=fleet.nodes,
-            told=told,
+            told=told.lines,
             refused=await refusal(fleet.scale(3)),
             logged={
                 name: (fleet.run_dir / "logs" / f"{name}.log").read_text().count("execute generate")
                 for name in fleet.worker_names
             },
         )
+
+
+async def sampled_while_a_node_is_lost(
+    orders: Orders, fleet: Fleet, client: RolloutClient
+) -> list[Rollout]:
+    """Rollouts on all workers; the test is told which node to kill while they are paused."""
+    nodes = fleet.nodes
+    # All nodes have one address here, and Ray takes any of them for the program's.
+    [victim, *_] = [name for name in fleet.worker_names if nodes[name] != nodes["router"]]
+    prompts = [[1, 2, 3 + n % 8] for n in range(N_ROLLOUTS)]
+    sampling = asyncio.ensure_future(
+        client.generate_batch(prompts, LONG, n=1, deadline_s=DEADLINE_S)
+    )
+    await status_when(client, lambda s: all(each.n_running >= SLOTS for each in s.workers))
+    await client.pause(mode="in_place")
+    n_running = {each.name: each.n_running for each in (await client.status()).workers}
+    orders.answer(victim=victim, node=nodes[victim], n_running=n_running[victim])
+    await asyncio.to_thread(orders.next)
+    # The worker that is lost cannot answer, and those who join are told.
+    await client.resume(check=False)
+    return [rollout for [rollout] in await sampling]
+
+
+async def sampled_after_an_update(
+    fleet: Fleet, client: RolloutClient, model: str
+) -> tuple[int, list[Rollout]]:
+    """The version that was published, and a rollout of each worker with it."""
+    trained = load_tiny_model(Path(model))
+    with torch.no_grad():
+        for parameter in trained.parameters():
+            parameter.mul_(1.01)
+    published = await rolloutbus.WeightPublisher(client).publish(trained)
+    return published.version, [
+        await client.generate([1, 2, 3], SHORT, worker=name, versions="latest", deadline_s=30)
+        for name in fleet.worker_names
+    ]
 
 
 @ray.remote(num_cpus=0)
@@ -183,14 +203,14 @@ async def change_workers(orders: Orders, address: str, _: str) -> None:
         adding = asyncio.ensure_future(fleet.scale(5))
         async with asyncio.timeout(DEADLINE_S):
             while fleet.waits_for.get("w4") != "waiting for a place on Ray":  # noqa: ASYNC110 - tells nobody
-                await asyncio.sleep(0)
+                await asyncio.sleep(PACE_S)
         adding.cancel()
         await asyncio.wait([adding])
         refused = await refusal(fleet.add_worker(gpus=[0]))
         await fleet.scale(1)
         async with asyncio.timeout(DEADLINE_S):
             while free_slots() < n_free[0]:  # noqa: ASYNC110 - Ray takes a moment, and tells nobody
-                await asyncio.sleep(0.1)
+                await asyncio.sleep(PACE_S)
         orders.answer(
             n_free=n_free,
             sampled=sampled,
