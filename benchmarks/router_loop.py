@@ -61,6 +61,8 @@ class Side:
         before, n_before = self._usage(), load.n_answered
         rate = await load.run(seconds)
         after, n_done = self._usage(), load.n_answered - n_before
+        if load.problem:
+            raise SystemExit(load.problem)
         if load.n_lost or load.n_doubled:
             msg = f"{self.name}: {load.n_lost} requests lost, {load.n_doubled} answered twice"
             raise RuntimeError(msg)

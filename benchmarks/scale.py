@@ -24,7 +24,7 @@ import uvloop
 import rolloutbus
 from benchmarks.core_paths import BATCH, CpuMeter, RoutedFleet, held_bytes
 from benchmarks.loop_load import BusClient
-from benchmarks.router_loop import WARM_UP_S, Side, loopback, running_side
+from benchmarks.router_loop import WARM_UP_S, WINDOW, Side, loopback, running_side
 from benchmarks.side_processes import machine
 
 Row = dict[str, float]
@@ -34,7 +34,7 @@ MAX_IN_FLIGHT = 10_000
 CORE_TRIPS = 1_280
 JOIN_S = 60.0
 PACE_S = 0.002
-CONNECT_S = 2.0
+CONNECT_S = 1.5
 """Around the proxy, which does not tell who is connected."""
 CASE = "closed_loop"
 MAX_GROWTH = 2.0
@@ -106,7 +106,8 @@ async def socket_row(n_workers: int, options: argparse.Namespace, *, is_pinned: 
             running_side("proxy", ends["proxy"], n_workers, is_pinned=is_pinned) as proxy,
         ):
             for side in (router, proxy):
-                side.add_load(CASE, 1, in_flight(n_workers))
+                n_clients = -(-in_flight(n_workers) // WINDOW)
+                side.add_load(CASE, n_clients, in_flight(n_workers) // n_clients)
             await _joined(router, n_workers)
             await asyncio.sleep(CONNECT_S)
             for side in (router, proxy):
