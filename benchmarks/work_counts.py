@@ -120,9 +120,10 @@ def router_heartbeat(meter: Meter) -> float:
 
 
 def router_tick(meter: Meter) -> float:
-    """Work of the router each 50 ms, 64 workers, 2,048 requests in flight."""
+    """Work of the router each 50 ms, 64 workers, 2,048 requests in flight, 1,024 idle sessions."""
     fleet = RoutedFleet(n_workers=64)
     fleet.keep_open(N_OPEN)
+    fleet.open_sessions(N_SESSIONS)
     fleet.meter = meter
     for _ in range(20):
         fleet.tick()

@@ -6,6 +6,7 @@ Spec: docs/protocol.md, "Sessions".
 from collections.abc import Iterable
 
 from rolloutbus.bus.backoff import Chance
+from rolloutbus.bus.timetable import Timetable
 from rolloutbus.bus.wire.codec import pack, unpack_as
 from rolloutbus.bus.wire.entry import Entry, Placement
 from rolloutbus.bus.wire.messages.endings import Problem
@@ -117,6 +118,10 @@ class Sessions:
         self._chance = chance
         self.places = SessionSlots(context)
         self._sessions: dict[str, SessionRecord] = {}
+        self._busy: dict[str, SessionRecord] = {}
+        """Those that had a request under way at the last tick or since."""
+        self._due: Timetable[str] = Timetable()
+        """When the grace or the lease of each idle session ends: there may be 100,000."""
         self.is_patient = False
         """A turn waits for its worker: it is to be tried again with the next tick."""
         self.is_used = False
@@ -162,6 +167,8 @@ class Sessions:
         session.lease_s, session.grace_s = body.lease_s, body.grace_s
         session.advance("opened")
         session.idle_since = now
+        if session.state != "active":
+            self._schedule(session, now)
         return session.worker
 
     def client_gone(self, client: str) -> None:
@@ -176,6 +183,8 @@ class Sessions:
             return
         request.session = session
         session.begin(request.rid)
+        self._busy[session.name] = session
+        self._due.cancel(session.name)
 
     def worker_lost(self, worker: MemberRecord) -> None:
         """Its sessions live elsewhere now, or nowhere until somebody can take them."""
@@ -192,16 +201,26 @@ class Sessions:
         if self.is_patient:
             self.is_patient = False
             self._table.waiting.is_untried = True
-        for session in list(self._sessions.values()):
-            if session.state == "active":
-                continue
+        for session in [each for each in self._busy.values() if each.state != "active"]:
+            del self._busy[session.name]
             if session.idle_since is None:
                 session.idle_since = now
-            idle_s = now - session.idle_since
-            if idle_s >= session.lease_s:
+            self._schedule(session, session.idle_since)
+        for name in self._due.due(now):
+            session = self._sessions[name]
+            idle_since = session.idle_since
+            assert idle_since is not None  # those that were busy are not scheduled
+            if now >= idle_since + session.lease_s:
                 self._end(session, "expired")
-            elif session.state == "held" and idle_s >= session.grace_s:
+            else:
                 session.advance("rested")
+                self._schedule(session, idle_since)
+
+    def _schedule(self, session: SessionRecord, idle_since: float) -> None:
+        """Look at an idle session again when its grace ends, or else its lease."""
+        is_held = session.state == "held"
+        wait_s = min(session.grace_s, session.lease_s) if is_held else session.lease_s
+        self._due.set(session.name, idle_since + wait_s)
 
     def choose(self, rest: Rest, request: Request, now: float) -> MemberRecord | None:
         """A worker for a request of an open session, or None; its place goes along."""
@@ -329,6 +348,8 @@ class Sessions:
         session.turn = ""  # its requests are like any other's from now on
         self.places.leave(session)
         del self._sessions[session.name]
+        self._busy.pop(session.name, None)
+        self._due.cancel(session.name)
         self.is_used = bool(self._sessions)
         self._context.count(f"sessions_{event}")
         if event == "closed":
