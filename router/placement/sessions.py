@@ -66,30 +66,30 @@ class SessionSlots:
 
     def candidates(self, policy: str) -> list[MemberRecord]:
         """Workers that may hold sessions: those that serve; if none does, all that may again."""
-        workers = self._context.members.workers(policy)
-        serving = [each for each in workers if not each.blocked_by]
-        return serving or [
-            each for each in workers if each.state == "live" and each.heartbeat.state not in LEAVING
+        return self._context.eligibility.workers(policy) or [
+            each
+            for each in self._context.members.workers(policy)
+            if each.state == "live" and each.heartbeat.state not in LEAVING
         ]
 
-    def has_room(self, worker: MemberRecord) -> bool:
-        """Whether one more session may be opened there."""
-        return self._n_at(worker) < max(1, int(_slots(worker) * self._per_slot))
+    def with_room(self, workers: list[MemberRecord]) -> list[MemberRecord]:
+        """Those where one more session may be opened; one loop, because there may be 1,000."""
+        held, per_slot = self._at, self._per_slot
+        return [
+            each
+            for each in workers
+            if len(held.get(each.name, ())) < max(1, int(each.slots * per_slot))
+        ]
 
     def least_filled(self, workers: Iterable[MemberRecord]) -> MemberRecord | None:
         """Returns the worker that holds the fewest sessions for its size."""
-        return min(workers, key=self._fill, default=None)
+        held = self._at
 
-    def _fill(self, worker: MemberRecord) -> tuple[float, int]:
-        return self._n_at(worker) / max(1, _slots(worker)), worker.outstanding_cost
+        def fill(worker: MemberRecord) -> tuple[float, int]:
+            n_held = len(held.get(worker.name, ()))
+            return n_held / (worker.slots or 1), worker.outstanding_cost
 
-    def _n_at(self, worker: MemberRecord) -> int:
-        return len(self._at.get(worker.name, ()))
-
-
-def _slots(worker: MemberRecord) -> int:
-    facts = worker.hello.worker
-    return facts.slots if facts is not None else 0
+        return min(workers, key=fill, default=None)
 
 
 SESSION_LIMIT = 100_000
@@ -318,9 +318,9 @@ class Sessions:
         if is_absent and context.is_recovering and not is_full:
             return body.worker  # it has yet to come back
         candidates = self.places.candidates(body.policy)
-        roomy = [each for each in candidates if self.places.has_room(each) and not is_full]
+        roomy = [] if is_full else self.places.with_room(candidates)
         wanted = body.worker or self._affinity.sessions.get(body.session)
-        worker = next((each for each in roomy if each.name == wanted), None)
+        worker = next((each for each in roomy if each.name == wanted), None) if wanted else None
         worker = worker or self.places.least_filled(roomy)
         if worker is not None:
             return worker.name
