@@ -5,7 +5,9 @@ router, the client or the worker does, and nothing of its scripted peers. `work_
 that work, `scale.py` times it.
 """
 
+import gc
 import time
+import tracemalloc
 from collections.abc import Callable, Iterable, Sequence
 from random import Random
 from typing import ParamSpec, Protocol, TypeVar
@@ -108,6 +110,18 @@ class CpuMeter:
         return found
 
 
+def held_bytes(grow: Callable[[], None]) -> int:
+    """Bytes that Python holds afterwards and did not hold before."""
+    gc.collect()
+    tracemalloc.start()
+    try:
+        grow()
+        gc.collect()
+        return tracemalloc.get_traced_memory()[0]
+    finally:
+        tracemalloc.stop()
+
+
 class RoutedFleet:
     """A router with scripted workers and one scripted client."""
 
@@ -162,7 +176,8 @@ class RoutedFleet:
             self._deliver(peer, [Entry("accepted", epoch=self._epoch(peer), body=body)])
 
     def finish(self, commands: dict[Peer, list[Entry]]) -> None:
-        """The workers end these, each in one frame; the client acknowledges, once per worker."""
+        """The workers end these, each in one frame; the client acknowledges all in one."""
+        acks: list[Entry] = []
         for peer, entries in commands.items():
             running = self._running[peer]
             for entry in entries:
@@ -172,10 +187,10 @@ class RoutedFleet:
                 Entry("finished", each.rid, each.attempt, epoch, each.route, 0, None, BODY)
                 for each in entries
             ]
-            items = [(each.rid, each.attempt) for each in entries]
             self._deliver(peer, endings)
-            ack = Entry("ack", route=f"worker:{self._workers[peer]}", body=pack(Ack(items)))
-            self._deliver(self._client, [ack])
+            items = [(each.rid, each.attempt) for each in entries]
+            acks.append(Entry("ack", route=f"worker:{self._workers[peer]}", body=pack(Ack(items))))
+        self._deliver(self._client, acks)
 
     def round_trips(self, n: int, per_frame: int = BATCH) -> None:
         """So many requests from their submission to the acknowledgement, `per_frame` at a time."""

@@ -35,6 +35,8 @@ class Client(Protocol):
     """One connection that can ask."""
 
     on_reply: OnReply
+    problem: str
+    """Why what was measured is void; empty if it is not."""
 
     def ask(self, number: int) -> None:
         """Send one request; `number` is used once."""
@@ -46,6 +48,7 @@ class BusClient:
 
     def __init__(self, endpoint: str, name: str, dialer: Dialer | None = None) -> None:
         self.on_reply: OnReply = _ignore
+        self.problem = ""
         self._prefix = f"{name}/"
         self._place = Placement("default", cost=100)
         self._n_heartbeats = 0
@@ -70,6 +73,8 @@ class BusClient:
                 on_reply(int(rid[n_prefix:]))
             elif entry.kind == "welcome":
                 self.is_welcome = True
+            elif entry.kind == "lost":
+                self.problem = f"{entry.route} lost its lease: this machine is too busy"
             elif entry.kind not in {"lease", "members", "accepted", "queued"}:
                 raise AssertionError(entry)
         for worker, items in acks.items():
@@ -86,6 +91,7 @@ class PlainClient:
 
     def __init__(self, endpoint: str) -> None:
         self.on_reply: OnReply = _ignore
+        self.problem = ""
         socket = new_socket(zmq.DEALER)
         socket.connect(endpoint)
         self._recv, self._send = socket.recv, socket.send
@@ -139,6 +145,11 @@ class Load:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._drained.wait(), DRAIN_S)
         return rate
+
+    @property
+    def problem(self) -> str:
+        """Why what was measured is void; empty if it is not."""
+        return next((each.problem for each in self._clients if each.problem), "")
 
     @property
     def n_lost(self) -> int:

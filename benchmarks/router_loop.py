@@ -42,7 +42,7 @@ class Side:
     def __init__(self, name: str, middle: subprocess.Popen[str], frontend: str) -> None:
         self.name = name
         self._middle = middle
-        self._frontend = frontend
+        self.frontend = frontend
         self.loads: dict[str, Load] = {}
         self.rates: dict[str, list[float]] = {}
         self.cpu_us: dict[str, list[float]] = {}
@@ -61,6 +61,8 @@ class Side:
         before, n_before = self._usage(), load.n_answered
         rate = await load.run(seconds)
         after, n_done = self._usage(), load.n_answered - n_before
+        if load.problem:
+            raise SystemExit(load.problem)
         if load.n_lost or load.n_doubled:
             msg = f"{self.name}: {load.n_lost} requests lost, {load.n_doubled} answered twice"
             raise RuntimeError(msg)
@@ -72,8 +74,8 @@ class Side:
 
     def _client(self, name: str) -> Client:
         if self.name == "router":
-            return BusClient(self._frontend, name)
-        return PlainClient(self._frontend)
+            return BusClient(self.frontend, name)
+        return PlainClient(self.frontend)
 
     def _usage(self) -> Usage:
         assert self._middle.stdin is not None
@@ -83,19 +85,27 @@ class Side:
 
 
 @contextmanager
-def running_side(name: str, endpoints: list[str]) -> Generator[Side]:
-    """Start a middle and its workers; end them afterwards."""
+def running_side(
+    name: str, endpoints: list[str], n_workers: int = N_WORKERS, *, is_pinned: bool = False
+) -> Generator[Side]:
+    """Start a middle and its workers; end them afterwards. Pinned: the middle alone on a core."""
+    cores = os.sched_getaffinity(0)
+    if is_pinned:  # a child has the cores that its parent had when it was started
+        os.sched_setaffinity(0, {min(cores)})
     processes = [_started("loop_middles", name, *endpoints)]
+    if is_pinned:
+        os.sched_setaffinity(0, cores - {min(cores)})
     try:
         frontend, backend = _heard(processes[0])
         for part in range(WORKER_PROCESSES):
-            numbers = [str(number) for number in range(part, N_WORKERS, WORKER_PROCESSES)]
+            numbers = [str(number) for number in range(part, n_workers, WORKER_PROCESSES)]
             processes.append(_started("loop_workers", name, backend, *numbers))
         yield Side(name, processes[0], frontend)
     finally:
         for process in processes:
             process.kill()
             process.communicate()
+        os.sched_setaffinity(0, cores)
 
 
 def _started(module: str, *arguments: str) -> subprocess.Popen[str]:
@@ -113,7 +123,8 @@ def _heard(process: subprocess.Popen[str]) -> Any:  # noqa: ANN401 - JSON
     return json.loads(process.stdout.readline())
 
 
-def _endpoints(transport: str, folder: str, name: str) -> list[str]:
+def loopback(transport: str, folder: str, name: str) -> list[str]:
+    """Where a side listens: [frontend, backend]."""
     if transport == "tcp":
         return ["tcp://127.0.0.1:0"] * 2
     return [f"ipc://{folder}/{name}-front", f"ipc://{folder}/{name}-back"]
@@ -184,7 +195,7 @@ def main() -> None:
     parser.add_argument("--transport", choices=["tcp", "ipc"], default="tcp")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        ends = {name: _endpoints(options.transport, folder, name) for name in ("router", "proxy")}
+        ends = {name: loopback(options.transport, folder, name) for name in ("router", "proxy")}
         with (
             running_side("router", ends["router"]) as router,
             running_side("proxy", ends["proxy"]) as proxy,

@@ -10,12 +10,10 @@ what happens inside a C function is not seen, only that it is called.
 """
 
 import argparse
-import gc
 import json
 import os
 import platform
 import sys
-import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
@@ -31,6 +29,7 @@ from benchmarks.core_paths import (
     Meter,
     RoutedFleet,
     StreamedRollouts,
+    held_bytes,
 )
 from rolloutbus.bus.wire.codec import decode_batch, encode_batch, pack, unpack, unpack_result
 from rolloutbus.bus.wire.entry import NO_ATTEMPT, Entry
@@ -121,9 +120,10 @@ def router_heartbeat(meter: Meter) -> float:
 
 
 def router_tick(meter: Meter) -> float:
-    """Work of the router each 50 ms, 64 workers, 2,048 requests in flight."""
+    """Work of the router each 50 ms, 64 workers, 2,048 requests in flight, 1,024 idle sessions."""
     fleet = RoutedFleet(n_workers=64)
     fleet.keep_open(N_OPEN)
+    fleet.open_sessions(N_SESSIONS)
     fleet.meter = meter
     for _ in range(20):
         fleet.tick()
@@ -191,25 +191,13 @@ def sizes() -> Counts:
     fleet = RoutedFleet(n_workers=64)
     fleet.round_trips(BATCH)
     fleet.open_sessions(64)
-    in_flight = _held(lambda: fleet.keep_open(N_OPEN)) / N_OPEN
-    idle = _held(lambda: fleet.open_sessions(N_SESSIONS)) / N_SESSIONS
+    in_flight = held_bytes(lambda: fleet.keep_open(N_OPEN)) / N_OPEN
+    idle = held_bytes(lambda: fleet.open_sessions(N_SESSIONS)) / N_SESSIONS
     return {
         "router_memory/request_in_flight": round(in_flight, 1),
         "router_memory/idle_session": round(idle, 1),
         "frame_of_64/wire_bytes": len(encode_batch(_generates())),
     }
-
-
-def _held(grow: Callable[[], None]) -> float:
-    """Bytes that are held afterwards and were not before."""
-    gc.collect()
-    tracemalloc.start()
-    try:
-        grow()
-        gc.collect()
-        return tracemalloc.get_traced_memory()[0]
-    finally:
-        tracemalloc.stop()
 
 
 def _generates() -> list[Entry]:

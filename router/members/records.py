@@ -153,7 +153,8 @@ class MemberRecord:
         self.heartbeat = Heartbeat(seq=-1, state="starting")
         self.heartbeat_at = expires_at
         self.version = 0
-        slots = hello.worker.slots if hello.worker else 0
+        self.slots = slots = hello.worker.slots if hello.worker else 0
+        """Requests that its engine runs side by side."""
         self.capacity = slots + slots // 4 + 1 if slots else 0
         """Most requests at the worker: its slots and a small queue that hides the round trip."""
         self.requests: set[str] = set()

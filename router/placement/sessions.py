@@ -6,6 +6,7 @@ Spec: docs/protocol.md, "Sessions".
 from collections.abc import Iterable
 
 from rolloutbus.bus.backoff import Chance
+from rolloutbus.bus.timetable import Timetable
 from rolloutbus.bus.wire.codec import pack, unpack_as
 from rolloutbus.bus.wire.entry import Entry, Placement
 from rolloutbus.bus.wire.messages.endings import Problem
@@ -65,30 +66,30 @@ class SessionSlots:
 
     def candidates(self, policy: str) -> list[MemberRecord]:
         """Workers that may hold sessions: those that serve; if none does, all that may again."""
-        workers = self._context.members.workers(policy)
-        serving = [each for each in workers if not each.blocked_by]
-        return serving or [
-            each for each in workers if each.state == "live" and each.heartbeat.state not in LEAVING
+        return self._context.eligibility.workers(policy) or [
+            each
+            for each in self._context.members.workers(policy)
+            if each.state == "live" and each.heartbeat.state not in LEAVING
         ]
 
-    def has_room(self, worker: MemberRecord) -> bool:
-        """Whether one more session may be opened there."""
-        return self._n_at(worker) < max(1, int(_slots(worker) * self._per_slot))
+    def with_room(self, workers: list[MemberRecord]) -> list[MemberRecord]:
+        """Those where one more session may be opened; one loop, because there may be 1,000."""
+        held, per_slot = self._at, self._per_slot
+        return [
+            each
+            for each in workers
+            if len(held.get(each.name, ())) < max(1, int(each.slots * per_slot))
+        ]
 
     def least_filled(self, workers: Iterable[MemberRecord]) -> MemberRecord | None:
         """Returns the worker that holds the fewest sessions for its size."""
-        return min(workers, key=self._fill, default=None)
+        held = self._at
 
-    def _fill(self, worker: MemberRecord) -> tuple[float, int]:
-        return self._n_at(worker) / max(1, _slots(worker)), worker.outstanding_cost
+        def fill(worker: MemberRecord) -> tuple[float, int]:
+            n_held = len(held.get(worker.name, ()))
+            return n_held / (worker.slots or 1), worker.outstanding_cost
 
-    def _n_at(self, worker: MemberRecord) -> int:
-        return len(self._at.get(worker.name, ()))
-
-
-def _slots(worker: MemberRecord) -> int:
-    facts = worker.hello.worker
-    return facts.slots if facts is not None else 0
+        return min(workers, key=fill, default=None)
 
 
 SESSION_LIMIT = 100_000
@@ -117,6 +118,10 @@ class Sessions:
         self._chance = chance
         self.places = SessionSlots(context)
         self._sessions: dict[str, SessionRecord] = {}
+        self._busy: dict[str, SessionRecord] = {}
+        """Those that had a request under way at the last tick or since."""
+        self._due: Timetable[str] = Timetable()
+        """When the grace or the lease of each idle session ends: there may be 100,000."""
         self.is_patient = False
         """A turn waits for its worker: it is to be tried again with the next tick."""
         self.is_used = False
@@ -162,6 +167,8 @@ class Sessions:
         session.lease_s, session.grace_s = body.lease_s, body.grace_s
         session.advance("opened")
         session.idle_since = now
+        if session.state != "active":
+            self._schedule(session, now)
         return session.worker
 
     def client_gone(self, client: str) -> None:
@@ -176,6 +183,8 @@ class Sessions:
             return
         request.session = session
         session.begin(request.rid)
+        self._busy[session.name] = session
+        self._due.cancel(session.name)
 
     def worker_lost(self, worker: MemberRecord) -> None:
         """Its sessions live elsewhere now, or nowhere until somebody can take them."""
@@ -192,16 +201,26 @@ class Sessions:
         if self.is_patient:
             self.is_patient = False
             self._table.waiting.is_untried = True
-        for session in list(self._sessions.values()):
-            if session.state == "active":
-                continue
+        for session in [each for each in self._busy.values() if each.state != "active"]:
+            del self._busy[session.name]
             if session.idle_since is None:
                 session.idle_since = now
-            idle_s = now - session.idle_since
-            if idle_s >= session.lease_s:
+            self._schedule(session, session.idle_since)
+        for name in self._due.due(now):
+            session = self._sessions[name]
+            idle_since = session.idle_since
+            assert idle_since is not None  # those that were busy are not scheduled
+            if now >= idle_since + session.lease_s:
                 self._end(session, "expired")
-            elif session.state == "held" and idle_s >= session.grace_s:
+            else:
                 session.advance("rested")
+                self._schedule(session, idle_since)
+
+    def _schedule(self, session: SessionRecord, idle_since: float) -> None:
+        """Look at an idle session again when its grace ends, or else its lease."""
+        is_held = session.state == "held"
+        wait_s = min(session.grace_s, session.lease_s) if is_held else session.lease_s
+        self._due.set(session.name, idle_since + wait_s)
 
     def choose(self, rest: Rest, request: Request, now: float) -> MemberRecord | None:
         """A worker for a request of an open session, or None; its place goes along."""
@@ -299,9 +318,9 @@ class Sessions:
         if is_absent and context.is_recovering and not is_full:
             return body.worker  # it has yet to come back
         candidates = self.places.candidates(body.policy)
-        roomy = [each for each in candidates if self.places.has_room(each) and not is_full]
+        roomy = [] if is_full else self.places.with_room(candidates)
         wanted = body.worker or self._affinity.sessions.get(body.session)
-        worker = next((each for each in roomy if each.name == wanted), None)
+        worker = next((each for each in roomy if each.name == wanted), None) if wanted else None
         worker = worker or self.places.least_filled(roomy)
         if worker is not None:
             return worker.name
@@ -329,6 +348,8 @@ class Sessions:
         session.turn = ""  # its requests are like any other's from now on
         self.places.leave(session)
         del self._sessions[session.name]
+        self._busy.pop(session.name, None)
+        self._due.cancel(session.name)
         self.is_used = bool(self._sessions)
         self._context.count(f"sessions_{event}")
         if event == "closed":

@@ -12,6 +12,7 @@ import msgspec
 
 from rolloutbus.bus.actor.effects import THE_LINK, Send
 from rolloutbus.bus.backoff import Chance, wait_after
+from rolloutbus.bus.timetable import Timetable
 from rolloutbus.bus.wire.entry import Attempt
 from rolloutbus.bus.wire.errors import (
     ActorStopped,
@@ -31,8 +32,8 @@ from rolloutbus.trainer_adapter.client.core.endings import aborted, cancelled, e
 from rolloutbus.trainer_adapter.client.core.known_fleet import KnownFleet
 from rolloutbus.trainer_adapter.client.core.link import RouterLink
 from rolloutbus.trainer_adapter.client.core.requests import Ask, OpenRequest, sealed_ask
+from rolloutbus.trainer_adapter.client.core.retry_budget import RetryBudget
 from rolloutbus.trainer_adapter.client.core.settings import ClientSettings
-from rolloutbus.trainer_adapter.client.core.timetable import RetryBudget, Timetable
 
 Duty = Literal["resend", "deadline", "overdue", "abort"]
 Then = Callable[[Outcome, float], None]

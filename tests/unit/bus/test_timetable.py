@@ -1,6 +1,6 @@
 """A timetable says each thing once, at the last time it was set to."""
 
-from rolloutbus.trainer_adapter.client.core.timetable import Timetable
+from rolloutbus.bus.timetable import Timetable
 
 
 def test_keys_come_due_in_order_of_time_and_once() -> None:
