@@ -365,7 +365,7 @@ class MemberCore:
         self._move(event)
         self._has_rejected = False
         self._keys_stamp = ""
-        return [Connect(), *self._greet(now)]
+        return [Connect(self.counters.links_lost), *self._greet(now)]
 
     def _greet(self, now: float) -> list[MemberEffect]:
         self.greeted_at = self._heard_at = now

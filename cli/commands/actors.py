@@ -60,8 +60,8 @@ Router = Annotated[
         "-r",
         metavar="ENDPOINT",
         callback=not_empty,
-        help="The router's backend. Default: that of router.json beside --key, which `keys join` "
-        f"and a router leave there; or else {BACKEND}.",
+        help="The router's backend; with a standby both, separated by a comma. Default: that of "
+        f"router.json beside --key, which `keys join` and a router leave there; or else {BACKEND}.",
     ),
 ]
 RelayEndpoint = Annotated[

@@ -68,6 +68,7 @@ class RouterLink:
         self.state: LinkState = "down"
         self.router_epoch = 0
         self._instance = ""
+        self._n_lost = 0
         self._connect_at = 0.0
         self._heard_at = 0.0
         self._heartbeat_at = 0.0
@@ -136,6 +137,7 @@ class RouterLink:
         """The connection is gone or mute: try a fresh one after a while."""
         if self.state in ("greeting", "up"):
             self._advance("fail")
+            self._n_lost += 1
             self._connect_at = now + self._backoff.next_s()
 
     def stop(self, *, reason: str = "") -> None:
@@ -178,7 +180,7 @@ class RouterLink:
     def _connect(self, now: float) -> None:
         self._advance("connect")
         self.has_rejected = False
-        self._out.append(Connect())
+        self._out.append(Connect(self._n_lost))
         self._heard_at = now
         self._greet(now)
 
