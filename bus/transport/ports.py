@@ -11,9 +11,10 @@ from typing import Literal, Protocol
 from rolloutbus.bus.transport.endpoints import without_keys
 from rolloutbus.bus.wire.entry import Entry, Peer
 
-LinkFailure = Literal["no-answer", "other-key", "unknown-key", "wrong-role"]
+LinkFailure = Literal["no-answer", "other-key", "unknown-key", "wrong-role", "standby"]
 """Why a connection did not come to be: nobody listens or answers; somebody does, without proof of
-the key that is expected; ours is in no allow-list; it is, but its role has no place there."""
+the key that is expected; ours is in no allow-list; it is, but its role has no place there; the
+router there stands by for another one."""
 
 ANNOUNCE_AGAIN_S = 10.0
 EVERYBODY = ""
@@ -72,6 +73,8 @@ def sentence_of(why: LinkFailure, address: str, role: str) -> str:
             return f"the router at {where} does not know this key: let it in with `rolloutbus keys`"
         case "wrong-role":
             return f"this key is not {role}'s: the router at {where} knows it in another role"
+        case "standby":
+            return f"the router at {where} stands by for another one"
 
 
 LAST_WORDS_MS = 1000

@@ -192,6 +192,8 @@ class WorkerActor:
         if self._traces is not None:
             self._traces.heard(entries)
         self._actor.feed(self.core.bus, entries)
+        if self.core.member.is_at_standby and self._router is not None:
+            self._router.failure = "standby"
         if self.core.member.state == "leased" and (news := self._patience.joined(self._router_at)):
             warn(news)
         if self._on_joined is not None and self.core.member.state == "leased":

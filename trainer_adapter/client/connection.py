@@ -392,6 +392,8 @@ class Connection:
 
     def _on_batch(self, entries: list[Entry]) -> None:
         self._running().feed(self._core.receive, entries)
+        if self._core.is_at_standby and isinstance(self._link, DealerPort):
+            self._link.failure = "standby"
 
     def _on_stream(self, _: bytes, entries: list[Entry]) -> None:
         self._running().feed(self._core.receive_stream, entries)
@@ -410,6 +412,8 @@ class Connection:
 
     def _why_not(self) -> str:
         self._failures.setdefault(self.address, self._failure())
+        if list(self._failures.values()) == ["standby"] and len(self._routers) == 1:
+            return f"{sentence_of('standby', self.address, '')}: name that one's address as well"
         return ", and ".join(
             sentence_of(why, address, "a client") for address, why in self._failures.items()
         )
@@ -454,7 +458,7 @@ class Connection:
 
     def _connect(self, n_lost: int) -> None:
         if self._link is not None:
-            self._failures.setdefault(self.address, self._failure())
+            self._failures[self.address] = self._failure()
             self._link.close()
         self.address = self._routers[n_lost % len(self._routers)]
         self._link = self._ports.link(self.address, self._on_batch, self._on_down)

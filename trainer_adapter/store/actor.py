@@ -201,6 +201,8 @@ class StoreActor:
 
     def _received(self, entries: list[Entry]) -> None:
         self._actor.feed(self._member.receive, entries)
+        if self._member.is_at_standby and self._link is not None:
+            self._link.failure = "standby"
         if self._member.state != "leased":
             return
         if news := self._patience.joined(self._router_at):
