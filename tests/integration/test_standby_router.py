@@ -12,6 +12,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
+import rolloutbus
 from rolloutbus import RolloutClient, WeightPublisher
 from rolloutbus.bus.actor.child import ProcessSpec
 from rolloutbus.bus.actor.process import read_notice, read_ready
@@ -221,3 +222,18 @@ async def test_requests_end_once_when_the_standby_takes_over(
             assert set(rollout.token_versions.tolist()) == {published.version}
             last = await status_when(client, lambda status: status.standby == "ready")
             assert (last.instance, last.router_epoch) == (after.instance, after.router_epoch)
+
+
+async def test_a_fleet_with_a_standby_goes_on_when_its_router_dies() -> None:
+    async with rolloutbus.up(workers=1, engine="fake", standby=True) as fleet:
+        assert len(fleet.address.split(",")) == len(fleet.backend.split(",")) == 2
+        assert {"router", "standby"} < set(fleet.pids)
+        async with rolloutbus.connect(fleet.address) as client:
+            before = await status_when(client, lambda status: status.standby == "ready")
+            fleet.kill_router()
+            await status_when(
+                client,
+                lambda status: status.instance != before.instance and status.standby == "ready",
+            )
+            rollout = await client.generate([1, 2], fake_sampling(3), deadline_s=DEADLINE_S)
+            assert_fake_rollout([1, 2], rollout, 3)
