@@ -5,7 +5,7 @@ import time
 from collections.abc import AsyncIterator
 from typing import NamedTuple
 
-from rolloutbus.bus.transport.endpoints import is_local
+from rolloutbus.bus.transport.endpoints import is_local, router_addresses, without_keys
 from rolloutbus.bus.wire.errors import BusError
 from rolloutbus.bus.wire.messages.control import ServerFacts
 from rolloutbus.cli.terminal import Unreachable, connected
@@ -44,9 +44,13 @@ async def _look(client: RolloutClient) -> AsyncIterator[Finding]:
     began_at = time.monotonic()
     status = await client.status(deadline_s=ASK_S)
     spent_ms = 1e3 * (time.monotonic() - began_at)
-    router = client.connection.settings.router.partition("#")[0]
+    router = client.connection.address.partition("#")[0]
     says = f"{router} answers in {spent_ms:.1f} ms; {len(status.workers)} workers"
     yield Finding(SECTION, "router", "ok", says)
+    for other in router_addresses(without_keys(client.connection.settings.router)):
+        if other != router:
+            found = await reach(other, router, "--frontend")
+            yield Finding(SECTION, "other router", found.state, found.says)
     members = sorted(client.connection.members, key=lambda each: (len(each.name), each.name))
     places = [(f"streams of {each.name}", each.stream, "--stream") for each in members]
     bulk = client.connection.upstream.bulk

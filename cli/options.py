@@ -104,7 +104,8 @@ Address = Annotated[
         metavar="NAME|ENDPOINT",
         callback=not_empty,
         help="Which fleet: its name (see `rolloutbus ls`), or where its router listens for "
-        "clients, e.g. tcp://127.0.0.1:7777. Default: the only fleet that runs here.",
+        "clients, e.g. tcp://127.0.0.1:7777; with a standby both, separated by a comma. Default: "
+        "the only fleet that runs here.",
     ),
 ]
 OwnAddress = Annotated[

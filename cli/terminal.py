@@ -14,7 +14,7 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from enum import IntEnum, unique
 from typing import TYPE_CHECKING, Any, NoReturn, Protocol, TypeVar
@@ -24,6 +24,7 @@ import typer
 import uvloop
 
 from rolloutbus.bus.security.key_files import router_addresses_beside
+from rolloutbus.bus.transport.endpoints import router_addresses, without_keys
 from rolloutbus.bus.wire.errors import BusError, PeerLost, ProcessFailed, SettingsError
 from rolloutbus.launcher.discovery import NoSuchFleet, find_fleet
 
@@ -184,39 +185,49 @@ async def connected(address: str, key_file: str = "") -> "AsyncGenerator[Rollout
     from rolloutbus.trainer_adapter.client.client import RolloutClient  # noqa: PLC0415
 
     settings = client_settings(address, key_file)
-    await _require_listener(settings.router)
+    await _require_listener(router_addresses(without_keys(settings.router)))
     async with reached(RolloutClient(settings)) as client:
         yield client
 
 
-async def _require_listener(endpoint: str) -> None:
-    """Raises Unreachable at once if the kernel knows that nothing listens there.
+async def _require_listener(routers: Sequence[str]) -> None:
+    """Raises Unreachable at once if the kernel knows that nothing listens at any of these.
 
     A router that is being started again gets a moment. Anything else is for the client to find out.
     """
-    scheme, _, place = endpoint.partition("#")[0].partition("://")
     until = time.monotonic() + REFUSED_S
     while True:
-        try:
-            async with asyncio.timeout(REFUSED_S):
-                if scheme == "ipc":
-                    _, writer = await asyncio.open_unix_connection(place)
-                else:
-                    host, _, port = place.rpartition(":")
-                    _, writer = await asyncio.open_connection(host.strip("[]"), port)
-            writer.close()
-        except (ConnectionRefusedError, FileNotFoundError, socket.gaierror) as error:
-            if time.monotonic() > until:
-                why = error.strerror if isinstance(error, socket.gaierror) else "nothing listens"
-                raise Unreachable(
-                    f"no router answers at {endpoint}: {why} there; "
-                    "`rolloutbus ls` lists the fleets of this machine"
-                ) from error
-            await asyncio.sleep(REFUSED_LOOK_S)
-        except (OSError, ValueError):
+        refusals = [await _refusal_at(each) for each in routers]
+        if not all(refusals):
             return
-        else:
-            return
+        if time.monotonic() > until:
+            where = ", and ".join(
+                f"at {each}: {why} there" for each, why in zip(routers, refusals, strict=True)
+            )
+            raise Unreachable(
+                f"no router answers {where}; `rolloutbus ls` lists the fleets of this machine"
+            )
+        await asyncio.sleep(REFUSED_LOOK_S)
+
+
+async def _refusal_at(endpoint: str) -> str:
+    """Why nothing can be listening there; empty: something may be."""
+    scheme, _, place = endpoint.partition("://")
+    try:
+        async with asyncio.timeout(REFUSED_S):
+            if scheme == "ipc":
+                _, writer = await asyncio.open_unix_connection(place)
+            else:
+                host, _, port = place.rpartition(":")
+                _, writer = await asyncio.open_connection(host.strip("[]"), port)
+        writer.close()
+    except socket.gaierror as error:
+        return error.strerror or "no such host"
+    except (ConnectionRefusedError, FileNotFoundError):
+        return "nothing listens"
+    except (OSError, ValueError):
+        return ""
+    return ""
 
 
 def ask(address: str, key_file: str, question: "Callable[[RolloutClient], Awaitable[T]]") -> T:

@@ -9,6 +9,7 @@ from rolloutbus.bus.membership.lease import MEMBER_LINK
 from rolloutbus.engine_worker.engines.sglang.guard import GATE_LIFE
 from rolloutbus.router.health.breaker import BREAKER_LIFE
 from rolloutbus.router.members.records import MEMBER_LIFE
+from rolloutbus.router.pair import PAIR_LIFE
 from rolloutbus.router.requests.record import REQUEST_LIFE as ROUTER_REQUEST_LIFE
 from rolloutbus.router.requests.record import SESSION_LIFE
 from rolloutbus.router.updates.record import UPDATE_LIFE
@@ -25,6 +26,11 @@ TABLES: list[tuple[str, str, Table]] = [
         "A member's link to the router",
         "`bus/membership/lease.py`: what a worker or store knows of its own place on the bus.",
         MEMBER_LINK,
+    ),
+    (
+        "One of two routers",
+        "`router/pair.py`: the first begins with `asking`, the second with `standby`.",
+        PAIR_LIFE,
     ),
     (
         "A member's lease at the router",

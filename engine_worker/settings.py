@@ -12,7 +12,7 @@ from rolloutbus.bus.transport.endpoints import (
     check_advertised,
     is_local,
     require_bindable,
-    require_reachable,
+    require_routers,
 )
 from rolloutbus.bus.wire.errors import SettingsError
 from rolloutbus.bus.wire.validation import check_name
@@ -55,7 +55,8 @@ class WorkerSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     name: str
     """Unique in the fleet; kept over restarts."""
     router: str
-    """Endpoint of the router's backend socket."""
+    """Endpoint of the router's backend; of several routers, separated by commas, in the order in
+    which they are tried."""
     policy: str = "default"
     stream: str = ""
     """Where tokens are published; port 0 takes a free one. Empty: a free port of the interface that
@@ -97,7 +98,7 @@ class WorkerSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
                 raise SettingsError(f"{field}: {path!r} is no absolute path")
         if not 0 <= self.drain_s < math.inf:
             raise SettingsError(f"drain_s: {self.drain_s} is no number of seconds from 0 on")
-        require_reachable(self.router, self.security)
+        require_routers(self.router, self.security)
         if self.advertise:
             check_advertised(self.advertise)
         for endpoint, is_router in ((self.stream, False), (self.relay, True)):

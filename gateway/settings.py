@@ -18,7 +18,7 @@ class GatewaySettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
     """One gateway in front of one fleet."""
 
     router: str
-    """Where clients connect."""
+    """Where clients connect; several routers are separated by commas."""
     key_file: str = ""
     """Key of the gateway's client; empty: the router asks for none."""
     http_keys: str = ""

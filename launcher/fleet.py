@@ -63,6 +63,7 @@ class Plan(WorkerPlan, Protocol):
     @property
     def ready_timeout_s(self) -> float: ...  # noqa: D102 - as of `FleetPlan`
     def router(self, endpoints: dict[str, str] | None = None) -> Program: ...  # noqa: D102 - as of `FleetPlan`
+    def standby(self, endpoints: dict[str, str] | None = None) -> Program: ...  # noqa: D102 - as of `FleetPlan`
     def recorder(self, router: str) -> Program: ...  # noqa: D102 - as of `FleetPlan`
     def store(self, backend: str, endpoints: dict[str, str] | None = None) -> Program: ...  # noqa: D102 - as of `FleetPlan`
     def gateway(self, router: str, endpoints: dict[str, str] | None = None) -> Program: ...  # noqa: D102 - as of `FleetPlan`
@@ -108,7 +109,8 @@ class Fleet:
         self._listeners: list[EventHandler] = []
         """Of commands that change the workers, beside `on_event`."""
         self._supervisor = Supervisor(restarts, self._heard)
-        self._router: SupervisedProcess | None = None
+        self._routers: list[SupervisedProcess] = []
+        """The first one, and its standby if there is one; empty before they listen."""
         self._store: SupervisedProcess | None = None
         self._gateway: SupervisedProcess | None = None
         self._recorder: SupervisedProcess | None = None
@@ -173,8 +175,8 @@ class Fleet:
 
     @property
     def address(self) -> str:
-        """Endpoint for clients."""
-        return self._router.endpoints["frontend"] if self._router else ""
+        """Endpoint for clients; with a standby both, separated by a comma."""
+        return self._listens("frontend")
 
     @property
     def http(self) -> str:
@@ -192,8 +194,8 @@ class Fleet:
 
     @property
     def backend(self) -> str:
-        """Endpoint for workers that join."""
-        return self._router.endpoints["backend"] if self._router else ""
+        """Endpoint for workers that join; with a standby both, separated by a comma."""
+        return self._listens("backend")
 
     @property
     def worker_names(self) -> list[str]:
@@ -294,9 +296,9 @@ class Fleet:
         return [pid for pid in children if HOST_MODULE in command_of(pid)]
 
     def kill_router(self) -> None:
-        """SIGKILL the router; it is started again at the same address. A drill."""
-        if self._router is not None:
-            self._router.kill()
+        """SIGKILL the first router; it is started again at the same address. A drill."""
+        for router in self._routers[:1]:
+            router.kill()
 
     def kill_store(self) -> None:
         """SIGKILL the weight store; it is started again. A drill."""
@@ -316,9 +318,12 @@ class Fleet:
         for listener in (self._on_event, *self._listeners):
             listener(event)
 
+    def _listens(self, what: str) -> str:
+        return ",".join(each.endpoints[what] for each in self._routers)
+
     def _processes(self) -> list[SupervisedProcess]:
         workers = self._workers.processes if self._workers else []
-        found = [self._router, self._recorder, self._store, self._gateway, *workers]
+        found = [*self._routers, self._recorder, self._store, self._gateway, *workers]
         return [each for each in found if each is not None]
 
     def _planned(self, run_dir: RunDirectory) -> AbstractAsyncContextManager[Plan]:
@@ -349,9 +354,17 @@ class Fleet:
 
     async def _start(self, plan: Plan) -> None:
         [router] = self._supervisor.start(plan.router())
+        standbys = self._supervisor.start(plan.standby()) if self._settings.standby else []
         await self._supervisor.wait_ready(plan.ready_timeout_s)
-        router.spec = plan.router(router.endpoints)
-        self._router = router
+        self._routers = [router, *standbys]
+
+        def expect() -> None:
+            """A router that is started again expects those that are to run now."""
+            router.spec = plan.router(router.endpoints)
+            for each in standbys:
+                each.spec = plan.standby(each.endpoints)
+
+        expect()
         if self._settings.record:
             [self._recorder] = self._supervisor.start(plan.recorder(self.address))
             await self._supervisor.wait_ready(plan.ready_timeout_s)
@@ -360,9 +373,8 @@ class Fleet:
             [self._store] = self._supervisor.start(plan.store(where))
 
         def changed() -> None:
-            # A router that is started again expects those that are to run now.
             with self._told_if_full():
-                router.spec = plan.router(router.endpoints)
+                expect()
                 if self._scaling is not None:
                     self._registration.resized(len(self.worker_names))
 

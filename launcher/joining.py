@@ -3,6 +3,7 @@
 import asyncio
 import time
 from contextlib import suppress
+from itertools import cycle
 from pathlib import Path
 from typing import NamedTuple
 
@@ -20,7 +21,12 @@ from rolloutbus.bus.security.key_files import (
 from rolloutbus.bus.security.keys import SecuritySettings
 from rolloutbus.bus.security.principals import Principal
 from rolloutbus.bus.security.zmq_curve import Dialer, new_key_pair, pair_of_secret
-from rolloutbus.bus.transport.endpoints import is_wildcard, require_reachable, split_key
+from rolloutbus.bus.transport.endpoints import (
+    is_wildcard,
+    require_routers,
+    router_addresses,
+    split_key,
+)
 from rolloutbus.bus.transport.ports import LinkFailure, sentence_of
 from rolloutbus.bus.transport.zmq_ports import DealerPort
 from rolloutbus.bus.wire.codec import pack, unpack
@@ -32,6 +38,8 @@ from rolloutbus.launcher.plan import private_dir
 
 ROUTER_PUB = "router.pub"
 RETRY_S = 0.25
+ANSWER_S = 5.0
+"""Silence after which the router, or its standby, is asked over a fresh link."""
 
 
 class _Busy(Refused):
@@ -48,12 +56,13 @@ def new_invitation(
         rights: of the key to come; `.key` does not matter.
         expires_at: seconds since 1970.
         address: where the new host connects, perhaps with the router's key; empty: as looked up.
+            Of a router and its standby both, separated by a comma.
 
     Raises:
         SettingsError: it is not known where the router listens, or which key it has; or the new
             host could not reach it.
     """
-    told, router_key = split_key(address)
+    told, router_key = _address_and_key(address)
     known = router_addresses_beside(allow_list)
     pub = allow_list.absolute().with_name(ROUTER_PUB)
     if not router_key and not pub.exists():
@@ -76,13 +85,13 @@ def new_invitation(
             f"where does the router listen? Start it, with its key beside {allow_list}, or say "
             "--router tcp://HOST:PORT"
         )
-    if is_wildcard(token.address):
+    if any(map(is_wildcard, token.address.split(","))):
         raise SettingsError(
             f"the router listens at {token.address}, every interface of its host: say with "
             "--router tcp://HOST:PORT where the new host reaches it"
         )
     its_key = token.router_key.hex()
-    require_reachable(token.address, SecuritySettings(key_file="later", server_keys=[its_key]))
+    require_routers(token.address, SecuritySettings(key_file="later", server_keys=[its_key]))
     invite = Invite(
         own.public,
         expires_at,
@@ -93,6 +102,18 @@ def new_invitation(
         rights.priorities,
     )
     return token.text(), invite
+
+
+def _address_and_key(address: str) -> tuple[str, str]:
+    """(one address or several, the public key that stands in each); both may be empty."""
+    if not address:
+        return "", ""
+    bare, keys = zip(*map(split_key, router_addresses(address)), strict=True)
+    if len({*keys}) > 1:
+        raise SettingsError(
+            "--router: a token holds one key of a router: give the router and its standby the same"
+        )
+    return ",".join(bare), keys[0]
 
 
 class Joined(NamedTuple):
@@ -168,25 +189,28 @@ def _keep_router(token: Token, directory: Path) -> None:
 
 
 async def _enrol(token: Token, key: str, deadline_s: float) -> Enrolled:
-    """Ask the router until it answers; a link that failed is made again."""
+    """Ask the router until it answers; a link that failed is made again, to the next address."""
     dialer = Dialer(pair_of_secret("invitation", token.secret), [token.router_key.hex()])
-    failure: LinkFailure = "no-answer"
+    addresses = router_addresses(token.address)
+    failures: dict[str, LinkFailure] = {}
     try:
         async with asyncio.timeout(deadline_s):
-            while True:
-                answer, failure = await _ask_once(token.address, dialer, key)
+            for address in cycle(addresses):
+                answer, failures[address] = await _ask_once(address, dialer, key)
                 with suppress(_Busy):
                     if answer is not None:
                         return _enrolled_in(answer)
-                if failure == "unknown-key":
+                if list(failures.values()) == ["unknown-key"] * len(addresses):
                     why = "the router does not know this invitation: ask for another one"
                     raise Refused(Problem("invite_unknown", why, "not_started"))
                 await asyncio.sleep(RETRY_S)
     except TimeoutError:
-        sentence = sentence_of(failure, token.address, "a newcomer")
-        raise PeerLost(
-            f"{sentence}; {deadline_s:g} s have passed. Repeat it with the same token",
-        ) from None
+        pass
+    failures = failures or dict.fromkeys(addresses[:1], "no-answer")
+    sentences = [sentence_of(why, each, "a newcomer") for each, why in failures.items()]
+    raise PeerLost(
+        f"{', and '.join(sentences)}; {deadline_s:g} s have passed. Repeat it with the same token",
+    )
 
 
 async def _ask_once(address: str, dialer: Dialer, key: str) -> tuple[Entry | None, LinkFailure]:
@@ -200,9 +224,15 @@ async def _ask_once(address: str, dialer: Dialer, key: str) -> tuple[Entry | Non
     port = DealerPort(address, lambda entries: end(entries[0]), lambda: end(None), dialer=dialer)
     try:
         port.send(Entry("enrol", "enrol/1", body=pack(Enrol(key))))
-        return await ended, port.failure
+        async with asyncio.timeout(ANSWER_S):
+            answer = await ended
+    except TimeoutError:
+        return None, "no-answer"
     finally:
         port.close()
+    if answer is not None and answer.kind == "dismissed":  # no newcomer is told it for its own sake
+        return None, "standby"
+    return answer, port.failure
 
 
 def _enrolled_in(answer: Entry) -> Enrolled:

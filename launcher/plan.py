@@ -42,11 +42,12 @@ from rolloutbus.launcher.settings import (
     n_gpus_of,
 )
 from rolloutbus.replay.settings import RecorderSettings
-from rolloutbus.router.settings import RouterSettings
+from rolloutbus.router.settings import PairSettings, RouterSettings
 from rolloutbus.trainer_adapter.store.settings import StoreSettings
 
 ALLOW_LIST = "allow.json"
 ROUTER = "router"
+STANDBY = "standby"
 OPERATOR = "operator"
 """The key that the commands of `rolloutbus` use, and clients that have none of their own."""
 
@@ -259,32 +260,44 @@ class FleetPlan:
             endpoints: of an earlier incarnation; they stay, also where ports were chosen freely.
         """
         known = endpoints or {}
+        if not self._settings.standby:
+            return self._router_of(ROUTER, known, None)
+        pair = PairSettings(self._router_endpoint("frontend", STANDBY), is_first=True)
+        return self._router_of(ROUTER, known, pair)
+
+    def standby(self, endpoints: dict[str, str] | None = None) -> ProcessSpec:
+        """The router that stands by; `endpoints` as of `router`."""
+        pair = PairSettings(self._router_endpoint("frontend"), is_first=False)
+        return self._router_of(STANDBY, endpoints or {}, pair)
+
+    def _router_of(
+        self, name: str, known: dict[str, str], pair: PairSettings | None
+    ) -> ProcessSpec:
+        def listens(what: str) -> str:
+            return known.get(what) or self._router_endpoint(what, name)
+
         settings = RouterSettings(
-            frontend=known.get("frontend")
-            or self._settings.address
-            or self._router_endpoint("frontend"),
-            backend=known.get("backend")
-            or self._settings.backend
-            or self._router_endpoint("backend"),
+            frontend=listens("frontend"),
+            backend=listens("backend"),
             leases=self._settings.lease,
             sessions_per_slot=self._settings.sessions_per_slot,
             expected_workers=dict.fromkeys(self.places, self._settings.policy),
             fleet=self._fleet,
             dead_letters=self._dead_letters(),
-            tap=(known.get("tap") or self._router_endpoint("tap")) if self._has_tap else "",
+            tap=listens("tap") if self._has_tap else "",
+            pair=pair,
             security=self._security(ROUTER),
             exit_with_parent=True,
         )
         if not self._settings.journal:
-            return self._spec(
-                ROUTER, "rolloutbus.router", settings, ready_timeout_s=READY_TIMEOUT_S
-            )
-        journal = str(Path(self._settings.journal).absolute())
-        journaled = JournaledRouterSettings(settings, journal)
+            return self._spec(name, "rolloutbus.router", settings, ready_timeout_s=READY_TIMEOUT_S)
+        journal = Path(self._settings.journal).absolute()
+        # A journal has one writer.
+        place = journal if name == ROUTER else journal.with_name(f"{journal.name}-{name}")
         return self._spec(
-            ROUTER,
+            name,
             "rolloutbus.launcher.journaled_router",
-            journaled,
+            JournaledRouterSettings(settings, str(place)),
             ready_timeout_s=READY_TIMEOUT_S,
         )
 
@@ -428,17 +441,24 @@ class FleetPlan:
         # Beside the logs, and so left behind with them.
         return str(Path(given).absolute() if given else self._run_dir.logs / DEAD_LETTERS)
 
-    def _router_endpoint(self, name: str) -> str:
-        """Where the router listens, on the host of `address` if that is beyond this machine."""
+    def _router_endpoint(self, name: str, router: str = ROUTER) -> str:
+        """Where a router listens, on the host of `address` if that is beyond this machine.
+
+        The standby listens at the ports after those of the first router.
+        """
+        is_first, given = router == ROUTER, self._settings
+        chosen = {"frontend": given.address, "backend": given.backend}.get(name)
+        if is_first and chosen:
+            return chosen
         if self._is_ipc:
-            return self._run_dir.ipc(name)
-        address, _ = split_key(self._settings.address)
-        if not address or is_local(address):
+            return self._run_dir.ipc(name if is_first else f"{router}-{name}")
+        address, _ = split_key(given.address)
+        if not address or (is_local(address) and not given.standby):
             return f"tcp://{self._host}:0"
         host = bracketed(urlsplit(address).hostname or "")
-        port = port_of(address)
-        # Other hosts, and their firewalls, must know the one that their workers join at.
-        port = port + 1 if name == "backend" and port else 0
+        # Other hosts, and their firewalls, must know the ports that workers and clients join at.
+        first, step = port_of(address), {"frontend": 0, "backend": 1}.get(name)
+        port = 0 if step is None or not first else first + step + (0 if is_first else 2)
         return f"tcp://{host}:{port}"
 
     def _member_endpoint(self, name: str) -> str:

@@ -13,7 +13,7 @@ import msgspec
 
 from rolloutbus.bus.settings import LeaseSettings
 from rolloutbus.bus.strict_calls import nearest
-from rolloutbus.bus.transport.endpoints import is_local, is_wildcard
+from rolloutbus.bus.transport.endpoints import is_local, is_wildcard, port_of, split_key
 from rolloutbus.bus.wire.errors import SettingsError
 from rolloutbus.bus.wire.limits import MAX_MEMBERS
 from rolloutbus.engine_worker.engines.fake.settings import FakeSettings
@@ -70,6 +70,7 @@ class UpOptions(TypedDict, total=False):
     host: HostSettings
     start_timeout_s: float
     secure: str | os.PathLike[str] | None
+    standby: bool
     tap: bool
     journal: str | os.PathLike[str]
     record: str | os.PathLike[str]
@@ -139,6 +140,9 @@ class FleetSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
     """A directory of keys, made if missing: every link is encrypted, over TCP, and only keys of
     its allow-list may connect. None: no keys, this machine only."""
 
+    standby: bool = False
+    """A second router stands by, and takes over when the first one does not come back. Over TCP it
+    listens at the two ports after those of the first."""
     tap: bool = False
     """The router publishes everything that it routes, so that it can be recorded."""
     journal: str | os.PathLike[str] = ""
@@ -175,6 +179,7 @@ class FleetSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
                     f"{endpoint}: workers and clients connect to this address: name one of an "
                     "interface of this host"
                 )
+        _check_standby(self)
         if self.http is not None:
             if not 0 <= self.http <= MAX_PORT:
                 raise SettingsError(f"http: {self.http} is no port; one is from 0 to {MAX_PORT}")
@@ -198,6 +203,24 @@ def check_not_too_many(workers: int) -> None:
     """SettingsError if no router could tell its clients of so many."""
     if workers > MAX_MEMBERS:
         raise SettingsError(f"workers: {workers} are too many; at most {MAX_MEMBERS}")
+
+
+def _check_standby(settings: FleetSettings) -> None:
+    """SettingsError unless the two routers can know beforehand where each of them listens."""
+    if not settings.standby:
+        return
+    if settings.launcher is not None:
+        raise SettingsError("standby: on Ray both routers would be on one node: leave it out")
+    is_tcp = settings.transport != "ipc" or settings.secure is not None
+    if settings.address.startswith("ipc:") or settings.backend:
+        raise SettingsError("standby: with it, name neither an ipc address nor a backend")
+    if is_tcp and not (settings.address and port_of(split_key(settings.address)[0])):
+        raise SettingsError(
+            "standby: over TCP say address='tcp://HOST:PORT' (--address), the first of four ports: "
+            "the first router takes two, and the standby two"
+        )
+    if not is_tcp and settings.address:
+        raise SettingsError("standby: with an address say transport='tcp' (--transport), or secure")
 
 
 def packages_of(settings: FleetSettings) -> tuple[str, ...]:

@@ -28,7 +28,7 @@ class Ticket(msgspec.Struct, frozen=True):
         Raises:
             SettingsError: the address is a socket in a directory of this machine.
         """
-        if address.startswith("ipc:"):
+        if "ipc:" in address:
             raise SettingsError(
                 f"ticket: {address} is a socket of this machine, where the address is enough; to "
                 "be reached from other machines a fleet is started with secure=…, or on Ray"

@@ -7,7 +7,7 @@ class RecorderSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, 
     """Which fleet to record, and where."""
 
     router: str
-    """Endpoint of its router for clients."""
+    """Endpoint of its router for clients, or several, separated by commas."""
     directory: str
     """Of the journal; the one that is there goes on."""
     key_file: str = ""

@@ -1,25 +1,31 @@
 """The router's shell: two ROUTER sockets around the loop of its core. No policy lives here."""
 
 import contextlib
+import random
 import secrets
 from pathlib import Path
 from typing import Self
 
 import msgspec
 
+from rolloutbus.bus.actor.effects import ForgetPeer, SendAll
 from rolloutbus.bus.actor.loop import Actor, BootClock, Clock
 from rolloutbus.bus.actor.process import ActorExit, announce_ready, complain, on_stop_signal, warn
 from rolloutbus.bus.actor.resources import ResourceWatch
 from rolloutbus.bus.actor.tracing import tracer_of
 from rolloutbus.bus.security.key_files import RouterAddresses, write_router_addresses
 from rolloutbus.bus.security.principals import Principal, Principals
+from rolloutbus.bus.security.zmq_curve import dialer_of
 from rolloutbus.bus.security.zmq_guard import Doorway, SocketGuard, guard_of
 from rolloutbus.bus.transport.endpoints import split_key
 from rolloutbus.bus.transport.interfaces import is_own
 from rolloutbus.bus.transport.ports import PortCounters
 from rolloutbus.bus.transport.zmq_ports import RouterPort
 from rolloutbus.bus.transport.zmq_topics import TapPort
+from rolloutbus.bus.wire.codec import pack, unpack_as
 from rolloutbus.bus.wire.entry import Entry, Peer
+from rolloutbus.bus.wire.errors import RemoteProtocolError
+from rolloutbus.bus.wire.messages.membership import Dismissed, Hello
 from rolloutbus.router.enrolment import Enrolment
 from rolloutbus.router.events import (
     Counted,
@@ -35,8 +41,10 @@ from rolloutbus.router.events import (
     Ticked,
 )
 from rolloutbus.router.health.dead_letters import DeadLetter, append_letters, check_letters
+from rolloutbus.router.pair import Pair, Rank
+from rolloutbus.router.partner_link import PartnerLink
 from rolloutbus.router.recording import TurnLog, core_of, recorded
-from rolloutbus.router.settings import RouterSettings
+from rolloutbus.router.settings import PairSettings, RouterSettings
 from rolloutbus.router.tap import TapFeed, tapped
 from rolloutbus.router.traces import RouterTraces, traced_handle
 
@@ -62,6 +70,8 @@ def _leave_addresses(settings: RouterSettings, frontend: str, backend: str) -> N
     """Note beside the keys where this router listens: `keys invite` puts it into tokens."""
     if settings.security is None or not settings.security.key_file:
         return
+    if settings.pair is not None and not settings.pair.is_first:
+        return  # a standby of the same host would hide the first router's
     addresses = RouterAddresses(split_key(frontend)[0], split_key(backend)[0])
     with contextlib.suppress(OSError):  # a convenience; invite takes an address as well
         write_router_addresses(Path(settings.security.key_file).parent, addresses)
@@ -92,6 +102,10 @@ class RouterActor:
         self._port: RouterPort | None = None
         self._tap: TapPort | None = None
         self._actor: Actor[Effect] | None = None
+        self._pair: Pair | None = None
+        self._partner: PartnerLink | None = None
+        self._is_active = settings.pair is None
+        """It holds the fleet; else it stands by and turns everybody away."""
         self._guard: SocketGuard | None = None
         self._enrolment: Enrolment | None = None
         self._watch = ResourceWatch()
@@ -124,7 +138,10 @@ class RouterActor:
             )
             self._port = port
             self._open_tap()
-            self._listen_in()
+            if self._settings.pair is None:
+                self._listen_in()
+            else:
+                self._watch_other(self._settings.pair)
             self._actor = Actor(port.apply, clock=self._clock, tick=self._tick, tick_s=TICK_S)
             self._actor.start()
             if guard is not None:
@@ -139,6 +156,8 @@ class RouterActor:
     async def __aexit__(self, *_: object) -> None:
         """Stop listening; peers notice by silence and come back to the next router."""
         self.stop()
+        if self._partner is not None:
+            self._partner.close()
         if self._port is not None:
             self._port.close()
         if self._tap is not None:
@@ -178,9 +197,70 @@ class RouterActor:
         elif self._actor is not None:
             await self._actor.stopped()
 
+    def _watch_other(self, settings: PairSettings) -> None:
+        """Begin to watch the other router of the fleet."""
+        dialer = dialer_of(self._settings.security)
+        name = "router" if dialer is None else dialer.name
+        if self._guard is not None:
+            self._guard.admit_twin(name)
+        leases, boot = self._settings.leases, self.core.context.instance
+        self._pair = pair = Pair(settings, leases, boot, random.SystemRandom(), name)
+        self._partner = PartnerLink(
+            settings.other,
+            dialer,
+            lambda entries: pair.receive(entries, self._clock.now()),
+            lambda: pair.link_down(self._clock.now()),
+        )
+        self._partner.apply(pair.start(self._clock.now()))
+
+    def _heed(self, pair: Pair, now: float) -> None:
+        """Do as the pair of routers decides: take over, or stand by."""
+        assert self._partner is not None
+        self._partner.apply(pair.tick(now, self._rank()))
+        if pair.state == "active" and self._is_active and self.core.context.superseded:
+            pair.rejected(self.core.context.superseded, self._rank())
+        if pair.news:
+            warn(pair.news)
+            pair.news = ""
+        if pair.state == "active" and not self._is_active:
+            self._take_over(pair.epoch, now)
+        elif pair.state != "active" and self._is_active:
+            self._stand_down()
+
+    def _rank(self) -> Rank:
+        context = self.core.context
+        return Rank(bool(context.members.workers()), context.router_epoch)
+
+    def _take_over(self, epoch: int, now: float) -> None:
+        """Serve, as a router that has just been started."""
+        self._settings = msgspec.structs.replace(self._settings, epoch=epoch)
+        self.core = core_of(self._settings, secrets.token_hex(16), self.tap)
+        self._handle = self.core.handle
+        self._listen_in()
+        self._is_active = True
+        if self._guard is not None:
+            self._handle(KeysChanged(list(self._guard.principals.values())), now)
+
+    def _stand_down(self) -> None:
+        """Turn everybody away who was served."""
+        assert self._port is not None
+        self._is_active = False
+        for each in [*self.core.context.members, *self.core.context.clients]:
+            self._port.apply(turned_away(each.peer))
+
+    def _turn_away(self, peer: Peer, entries: list[Entry], now: float) -> list[Effect]:
+        if self._pair is not None and entries and entries[0].kind == "hello":
+            with contextlib.suppress(RemoteProtocolError):
+                self._pair.turned_away(unpack_as(Hello, entries[0]), now)
+        return turned_away(peer)
+
     def _tick(self, now: float) -> list[Effect]:
+        if self._pair is not None:
+            self._heed(self._pair, now)
+        if not self._is_active:
+            return []
         effects = self._handle(Ticked(), now)
-        if self.core.context.superseded and self._actor is not None:
+        if self._pair is None and self.core.context.superseded and self._actor is not None:
             self._actor.stop(self.core.context.superseded)
         if alarms := self._watch.look(now):
             self._count("resource_alarms", len(alarms))
@@ -245,7 +325,7 @@ class RouterActor:
         self._feed(KeysChanged(list(principals.values())))
 
     def _receive_signed(self, peer: Peer, principal: Principal, entries: list[Entry]) -> None:
-        if principal.role == "newcomer":
+        if self._is_active and principal.role == "newcomer":
             self._answer_newcomer(peer, principal, entries)
             return
         is_hello = bool(entries) and entries[0].kind == "hello"
@@ -265,5 +345,18 @@ class RouterActor:
         return "" if not address or is_own(address) else address
 
     def _feed(self, event: Event) -> None:
-        if self._actor is not None:
+        if self._actor is None:
+            return
+        if self._is_active:
             self._actor.feed(self._handle, event)
+        elif isinstance(event, Received):
+            self._actor.feed(self._turn_away, event.peer, event.entries)
+
+
+STANDS_BY = "this router stands by for another one: connect to that one"
+
+
+def turned_away(peer: Peer) -> list[Effect]:
+    """What a router does that stands by, whatever comes over a connection."""
+    dismissed = Entry("dismissed", body=pack(Dismissed("standby", STANDS_BY)))
+    return [SendAll(peer, [dismissed]), ForgetPeer(peer)]

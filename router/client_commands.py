@@ -4,7 +4,7 @@ Spec: docs/protocol.md, "Commands".
 """
 
 from collections.abc import Iterable
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from msgspec.structs import replace
 
@@ -168,7 +168,7 @@ class ClientCommands:
             dict(context.committed),
             len(self._table.waiting),
             sum(worker.n_running for worker in workers),
-            len(context.clients),
+            sum(not client.is_router for client in context.clients),
             {**dict.fromkeys(ROUTER_COUNTERS, 0), **context.counters},
             self._sessions.places.counts(),
             dict(context.troubled),
@@ -179,7 +179,15 @@ class ClientCommands:
             context.expected.absent(),
             self._store_status(now),
             {policy: tags[-1][1] for policy, tags in context.tags.items()},
+            self._standby(now),
         )
+
+    def _standby(self, now: float) -> Literal["", "ready", "missing"]:
+        context = self._context
+        since = now - context.settings.leases.silence_s
+        if any(client.is_router and client.seen_at >= since for client in context.clients):
+            return "ready"
+        return "" if context.settings.pair is None else "missing"
 
     def _gives_up(self, client: ClientRecord, entry: Entry, body: Shutdown) -> bool:
         """Stops expecting a worker that is away; returns whether that is what is asked for."""

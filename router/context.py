@@ -76,6 +76,7 @@ class Context:
     _n_names: dict[str, int] = field(default_factory=dict[str, int])
 
     def __post_init__(self) -> None:
+        self.router_epoch = self.settings.epoch
         silence_s = self.settings.leases.silence_s
         self.expected = ExpectedWorkers(
             self.settings.expected_workers, self.settings.leases.lease_s

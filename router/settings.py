@@ -6,9 +6,30 @@ import msgspec
 
 from rolloutbus.bus.security.keys import SecuritySettings
 from rolloutbus.bus.settings import LeaseSettings
-from rolloutbus.bus.transport.endpoints import require_bindable
+from rolloutbus.bus.transport.endpoints import require_bindable, require_reachable
 from rolloutbus.bus.wire.errors import SettingsError
 from rolloutbus.router.health.breaker import BreakerSettings
+
+MIN_TAKEOVER_S = 2.0
+TAKEOVER_S = 3.0
+
+
+class PairSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Of a router that has a standby, or is one. Both must have the same `takeover_s`."""
+
+    other: str
+    """The other router's endpoint for clients."""
+    is_first: bool
+    """Of the two, the one that is active if both can be."""
+    takeover_s: float = TAKEOVER_S
+    """Silence of the active router after which the other one takes over."""
+
+    def __post_init__(self) -> None:
+        if not MIN_TAKEOVER_S <= self.takeover_s < math.inf:
+            raise SettingsError(
+                f"takeover_s must be at least {MIN_TAKEOVER_S:g} s: a busy router may be silent "
+                "for a while"
+            )
 
 
 class RouterSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -39,6 +60,10 @@ class RouterSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """File that keeps requests which killed engines, appended to; empty: they are not kept."""
     tap: str = ""
     """Endpoint where everything that is routed is published, for recorders; empty: nowhere."""
+    pair: PairSettings | None = None
+    """The other router of the fleet, one of which stands by; None: there is none."""
+    epoch: int = 1
+    """Router epoch to begin with: above that of the router it follows."""
     client_grace_s: float = 30.0
     """Work of a client that went silent is aborted after this."""
     seed: int | None = None
@@ -51,6 +76,8 @@ class RouterSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     def __post_init__(self) -> None:
         for endpoint in (self.frontend, self.backend, *filter(None, [self.tap])):
             require_bindable(endpoint, self.security, is_router=True)
+        if self.pair is not None:
+            require_reachable(self.pair.other, self.security)
         if min(self.queue_limit, self.queue_bytes) < 1:
             raise SettingsError("queue_limit and queue_bytes must be at least 1")
         if not 0 < self.sessions_per_slot < math.inf:

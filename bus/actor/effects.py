@@ -65,6 +65,10 @@ class Publish(msgspec.Struct, frozen=True, gc=False):
 class Connect:
     """Drop the link, if any, and open a fresh one with a fresh routing id."""
 
+    n_lost: int = 0
+    """Links that were lost before. Where there are several routers, each loss leads to the next
+    one of the list: the address of number `n_lost`, counted round and round."""
+
 
 @dataclass(frozen=True, slots=True)
 class Stop:

@@ -132,6 +132,8 @@ class MemberCore:
         """What the router wants of the fleet, as it told last."""
         self._named_by = ""
         """Instance of the router that told the fleet's identity; empty: none of this process's."""
+        self.is_at_standby = False
+        """The link leads to a router that stands by for another one."""
         self._has_rejected = False
         """The link leads to a second router: nothing that comes over it counts."""
         self.greeted_at = 0.0
@@ -342,6 +344,12 @@ class MemberCore:
         if code == "shutting-down":
             self._lose_link(now)
             return []
+        if code == "standby":
+            self.is_at_standby = True
+            if self._state == "leased":  # it is our own router that says so
+                self._holder.released()
+            self._lose_link(now)
+            return []
         self._move("stopped")
         self.deliveries.stop_all(now)
         return [StopWork(code), Stop(f"{code}: {message}" if code in EXPLAINED else code)]
@@ -363,9 +371,9 @@ class MemberCore:
 
     def _connect(self, event: LinkEvent, now: float) -> list[MemberEffect]:
         self._move(event)
-        self._has_rejected = False
+        self._has_rejected = self.is_at_standby = False
         self._keys_stamp = ""
-        return [Connect(), *self._greet(now)]
+        return [Connect(self.counters.links_lost), *self._greet(now)]
 
     def _greet(self, now: float) -> list[MemberEffect]:
         self.greeted_at = self._heard_at = now

@@ -165,6 +165,10 @@ class LeaseHolder:
             return False
         return router_epoch <= self.router_epoch or self._lease_witness.has_outlived(up_s, now)
 
+    def released(self) -> None:
+        """The router obeyed has stood down: one that began beside it may be obeyed next."""
+        self._lease_witness.rebound()
+
     def renew(self, seq: int) -> bool:
         """The router obeyed answered heartbeat `seq`; False if that was none of this epoch."""
         sent_at = self._lease_witness.answered(seq)

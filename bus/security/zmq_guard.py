@@ -189,6 +189,8 @@ class SocketGuard:
         self._pair = read_key_pair(settings.key_file)
         self._file = AllowList(settings.allow_list) if settings.allow_list else None
         self._principals: Principals = self._file.principals if self._file is not None else {}
+        self._twins: Principals = {}
+        """Our own key, if another process has it, too; it stands in no list."""
         self.on_revoked = on_revoked
         self.on_changed: Callable[[Principals], None] = _nobody_asks
         """Called with the allow-list when it has changed."""
@@ -233,7 +235,7 @@ class SocketGuard:
 
     def principal(self, key: str) -> Principal | None:
         """Principal of this key, by the present allow-list."""
-        return self._principals.get(key)
+        return self._principals.get(key) or self._twins.get(key)
 
     @property
     def principals(self) -> Principals:
@@ -245,13 +247,17 @@ class SocketGuard:
         if self._file is None:
             self._apply(principals)
 
+    def admit_twin(self, name: str) -> None:
+        """Let in whoever has this actor's own key, to watch: another router of the same fleet."""
+        self._twins = {self.public: Principal(self.public, name, "subscriber")}
+
     def signer(self, frame: zmq.Frame) -> Principal | None:
         """Returns the principal who sent this frame; None if it has no rights now."""
         try:
             key = frame.get("User-Id")
         except zmq.ZMQError:
             return None
-        return self._principals.get(str(key))
+        return self.principal(str(key))
 
     def note(self, frame: zmq.Frame, door: Door) -> Wire | None:
         """Remember the connection of this frame, to end it with the rights of its key.
@@ -304,10 +310,10 @@ class SocketGuard:
         self._context.destroy(linger=0)
 
     def _answer(self, question: Sequence[bytes]) -> list[bytes]:
-        reply = answer(question, self._principals, self._also)
+        reply = answer(question, {**self._twins, **self._principals}, self._also)
         if not user_in(reply) and knocker(question) is not None:
             self.refresh()  # it may have been let in, or invited, a moment ago
-            reply = answer(question, self._principals, self._also)
+            reply = answer(question, {**self._twins, **self._principals}, self._also)
         if not user_in(reply):
             self.n_refused += 1
             self._complain(question)

@@ -33,6 +33,34 @@ def split_key(endpoint: str) -> tuple[str, str]:
     return address, check_public_key(key) if key else ""
 
 
+def router_addresses(text: str) -> tuple[str, ...]:
+    """The addresses of a fleet's routers, in the order in which they are tried.
+
+    One of them is active, the others stand by: `tcp://10.0.0.1:7777,tcp://10.0.0.2:7777`.
+
+    Raises:
+        SettingsError: there is none, one has no valid form, or one stands there twice.
+    """
+    addresses = tuple(part.strip() for part in text.split(","))
+    if len(addresses) > 1 and not all(addresses):
+        raise SettingsError(
+            f"router: {text[:200]!r} has an empty place: one comma stands between two addresses"
+        )
+    known: set[str] = set()
+    for each in addresses:
+        bare, _ = split_key(each)
+        is_local(bare)
+        if bare in known:
+            raise SettingsError(f"router: {bare} stands twice in the list of addresses")
+        known.add(bare)
+    return addresses
+
+
+def without_keys(routers: str) -> str:
+    """One address, or a list of them, as people are shown it."""
+    return ",".join(each.partition("#")[0] for each in routers.split(","))
+
+
 def with_key(address: str, key: str) -> str:
     """The address and the public key of its listener, as one endpoint."""
     return f"{address}#{key}" if key else address
@@ -72,6 +100,16 @@ def require_reachable(endpoint: str, security: SecuritySettings | None) -> str:
     if is_local(address) or security.key_file or security.unsafe_no_auth:
         return endpoint
     raise SettingsError(f"{address} is beyond this machine: set security.key_file; {_MAKE_KEYS}")
+
+
+def require_routers(routers: str, security: SecuritySettings | None) -> None:
+    """Checks a list of routers to connect to, one or several.
+
+    Raises:
+        SettingsError: as `router_addresses`, or as `require_reachable` of one of them.
+    """
+    for address in router_addresses(routers):
+        require_reachable(address, security)
 
 
 def require_bindable(
@@ -173,13 +211,22 @@ def is_out_of_reach(endpoint: str, router: str) -> bool:
 
     Args:
         endpoint: where somebody listens, as the router tells it.
-        router: the router's address as we connect to it. If that is no local one, the router and
-            those who join it by its local addresses may be on another host than we.
+        router: the router's address as we connect to it, or several. If one is no local one, the
+            router and those who join it by its local addresses may be on another host than we.
     """
     try:
-        return is_local(split_key(endpoint)[0]) and not is_local(split_key(router)[0])
+        return is_local(split_key(endpoint)[0]) and not is_local_router(router)
     except SettingsError:  # whoever connects there says what is wrong with it
         return False
+
+
+def is_local_router(routers: str) -> bool:
+    """Whether a router's address, or each of several, can be reached from this machine only.
+
+    Raises:
+        SettingsError: as `router_addresses`.
+    """
+    return all(is_local(split_key(each)[0]) for each in router_addresses(routers))
 
 
 def store_out_of_reach(bulk: str) -> str:

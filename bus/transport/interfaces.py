@@ -9,6 +9,7 @@ from rolloutbus.bus.transport.endpoints import (
     is_local,
     is_wildcard,
     port_of,
+    router_addresses,
     split_key,
 )
 from rolloutbus.bus.wire.errors import SettingsError
@@ -22,14 +23,16 @@ def facing(router: str) -> str:
     """Returns an endpoint to listen on, with a free port, that peers of this router can reach.
 
     That is the interface from which we reach the router. A router's address on this host that
-    others can reach gives itself, and a local one the loopback.
+    others can reach gives itself, and a local one the loopback. Of several routers, the first that
+    is not local counts.
 
     Raises:
         SettingsError: the router's host has no address, or no interface leads there; or what is
             given means every interface of a host.
     """
-    address, _ = split_key(router)
-    if is_local(address):
+    addresses = [split_key(each)[0] for each in router_addresses(router)]
+    address = next((each for each in addresses if not is_local(each)), "")
+    if not address:
         return LOOPBACK
     host = urlsplit(address).hostname or ""
     if is_wildcard(address):

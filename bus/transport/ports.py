@@ -4,15 +4,17 @@ Every port lives on the event loop that was running when it was made. With ZeroM
 `bus.transport.zmq_ports`, `bus.transport.zmq_topics`.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
+from rolloutbus.bus.transport.endpoints import without_keys
 from rolloutbus.bus.wire.entry import Entry, Peer
 
-LinkFailure = Literal["no-answer", "other-key", "unknown-key", "wrong-role"]
+LinkFailure = Literal["no-answer", "other-key", "unknown-key", "wrong-role", "standby"]
 """Why a connection did not come to be: nobody listens or answers; somebody does, without proof of
-the key that is expected; ours is in no allow-list; it is, but its role has no place there."""
+the key that is expected; ours is in no allow-list; it is, but its role has no place there; the
+router there stands by for another one."""
 
 ANNOUNCE_AGAIN_S = 10.0
 EVERYBODY = ""
@@ -22,29 +24,46 @@ EVERYBODY = ""
 class Patience:
     """Decides when to say that a router is waited for, and what."""
 
-    def __init__(self, address: str, role: str) -> None:
-        """`role`: what the key must be for, such as `a worker`."""
-        self._address = address
+    def __init__(self, routers: Sequence[str], role: str) -> None:
+        """Begin with nothing said.
+
+        Args:
+            routers: addresses, in the order in which they are tried.
+            role: what the key must be for, such as `a worker`.
+        """
+        self._routers = routers
         self._role = role
-        self._announced = ""
-        self._announce_at = 0.0
+        self._quiet_until: dict[str, float] = {}
+        """Sentence that was said -> when it may be said again."""
+        self._joined = ""
+        """Address of the router that answered last; empty before the first."""
 
-    def failed(self, why: LinkFailure, now: float) -> str:
+    def failed(self, why: LinkFailure, address: str, now: float) -> str:
         """A connection has failed; returns a sentence if it is time for one, else nothing."""
-        sentence = sentence_of(why, self._address, self._role)
-        if sentence == self._announced and now < self._announce_at:
+        sentence = sentence_of(why, address, self._role)
+        if now < self._quiet_until.get(sentence, now):
             return ""
-        self._announced, self._announce_at = sentence, now + ANNOUNCE_AGAIN_S
-        return f"{sentence}; trying again"
+        self._quiet_until[sentence] = now + ANNOUNCE_AGAIN_S
+        if len(self._routers) == 1:
+            return f"{sentence}; trying again"
+        turn = self._routers.index(address) + 1
+        return f"{sentence}; trying {without_keys(self._routers[turn % len(self._routers)])}"
 
-    def joined(self) -> None:
-        """The router has answered: nothing is waited for."""
-        self._announced = ""
+    def joined(self, address: str) -> str:
+        """The router there has answered; returns a sentence if another one did before."""
+        self._quiet_until.clear()
+        before, self._joined = self._joined, address
+        return moved(before, address) if before not in ("", address) else ""
+
+
+def moved(before: str, after: str) -> str:
+    """Another router is obeyed than before, as a sentence."""
+    return f"the router is at {without_keys(after)} now; before it was at {without_keys(before)}"
 
 
 def sentence_of(why: LinkFailure, address: str, role: str) -> str:
     """A failure as a sentence; `role` is what the key must be for, such as `a client`."""
-    where = address.partition("#")[0]
+    where = without_keys(address)
     match why:
         case "no-answer":
             return f"no router answers at {where}"
@@ -54,6 +73,8 @@ def sentence_of(why: LinkFailure, address: str, role: str) -> str:
             return f"the router at {where} does not know this key: let it in with `rolloutbus keys`"
         case "wrong-role":
             return f"this key is not {role}'s: the router at {where} knows it in another role"
+        case "standby":
+            return f"the router at {where} stands by for another one"
 
 
 LAST_WORDS_MS = 1000

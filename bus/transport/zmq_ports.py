@@ -68,7 +68,8 @@ class DealerPort:
         socket.setsockopt(zmq.CONNECT_TIMEOUT, 5_000)
         self._socket = socket
         self.failure: LinkFailure = "no-answer"
-        """Why the link did not come to be, once `on_down` was called; read it there."""
+        """Why the link did not come to be, once `on_down` was called; read it there. Its owner
+        writes it, if the peer itself has said why."""
         self._on_down = on_down
         self._watch = Monitor(socket, _DOWN | _REFUSED, self._happened) if on_down else None
         if bind:

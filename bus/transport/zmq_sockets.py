@@ -211,9 +211,11 @@ def wire_of(frame: zmq.Frame) -> Wire | None:
 def address_in(frame: zmq.Frame) -> str:
     """IP address of the other end of a frame's connection; empty if there is none."""
     try:
-        return str(frame.get("Peer-Address"))
+        address = str(frame.get("Peer-Address"))
     except zmq.ZMQError:
         return ""
+    # Of an ipc connection it is `localhost:USER:GROUP:PROCESS`.
+    return "" if address.startswith("localhost:") else address
 
 
 def hang_up(wire: Wire) -> bool:

@@ -11,6 +11,7 @@ import typer
 from rolloutbus.bus.actor.variables import PROGRESS
 from rolloutbus.bus.security.key_files import router_addresses_beside, router_key_beside
 from rolloutbus.bus.security.keys import SecuritySettings
+from rolloutbus.bus.wire.errors import SettingsError
 from rolloutbus.cli.options import (
     ANY_MORE,
     MORE_HELP,
@@ -38,7 +39,7 @@ from rolloutbus.engine_worker.settings import WorkerSettings
 from rolloutbus.launcher.journaled_router import JournaledRouterSettings
 from rolloutbus.launcher.plan import environment
 from rolloutbus.launcher.settings import EngineKind, FleetSettings, absolute_targets, engine_options
-from rolloutbus.router.settings import RouterSettings
+from rolloutbus.router.settings import TAKEOVER_S, PairSettings, RouterSettings
 from rolloutbus.trainer_adapter.store.settings import StoreSettings
 
 BACKEND = "tcp://127.0.0.1:7778"
@@ -60,8 +61,8 @@ Router = Annotated[
         "-r",
         metavar="ENDPOINT",
         callback=not_empty,
-        help="The router's backend. Default: that of router.json beside --key, which `keys join` "
-        f"and a router leave there; or else {BACKEND}.",
+        help="The router's backend; with a standby both, separated by a comma. Default: that of "
+        f"router.json beside --key, which `keys join` and a router leave there; or else {BACKEND}.",
     ),
 ]
 RelayEndpoint = Annotated[
@@ -108,6 +109,31 @@ def router(
             help="Where everything that is routed is published, for `record`. Default: nowhere.",
         ),
     ] = "",
+    standby: Annotated[
+        str,
+        typer.Option(
+            metavar="ENDPOINT",
+            callback=not_empty,
+            help="Another router stands by for this one: where it listens for clients.",
+        ),
+    ] = "",
+    standby_of: Annotated[
+        str,
+        typer.Option(
+            metavar="ENDPOINT",
+            callback=not_empty,
+            help="Stand by for the router that listens for clients there, which is told this "
+            "one's --frontend with --standby.",
+        ),
+    ] = "",
+    takeover: Annotated[
+        float,
+        typer.Option(
+            metavar="SECONDS",
+            help="With --standby or --standby-of: silence of the active router after which the "
+            "other one takes over.",
+        ),
+    ] = TAKEOVER_S,
     journal: RouterJournal = "",
     key: KeyFile = "",
     allow_list: AllowFile = "",
@@ -123,6 +149,7 @@ def router(
             security=_security(key, allow_list),
             dead_letters=_absolute(dead_letters),
             tap=tap,
+            pair=_pair(standby, standby_of, takeover),
         )
     )
     if journal:
@@ -234,6 +261,13 @@ def worker(
         )
 
     _become("rolloutbus.engine_worker", checked(settings), quiet=quiet)
+
+
+def _pair(standby: str, standby_of: str, takeover_s: float) -> PairSettings | None:
+    if standby and standby_of:
+        raise SettingsError("--standby and --standby-of: of two routers, one is the other's")
+    other = standby or standby_of
+    return PairSettings(other, is_first=bool(standby), takeover_s=takeover_s) if other else None
 
 
 def _router(router: str, key: str) -> str:

@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from rolloutbus.bus.actor.process import announce_ready
+from rolloutbus.bus.transport.endpoints import without_keys
 from rolloutbus.bus.transport.zmq_topics import MAX_UNREAD
 from rolloutbus.cli.options import Address, AllowFile, OnlyJson, YourKey, example
 from rolloutbus.cli.progress import waiting
@@ -52,7 +53,7 @@ async def _forward(bind: str, address: str, key: str, allow_list: str, *, quiet:
 
     settings = client_settings(address, key, "forwarder")
     async with AsyncExitStack() as stack:
-        async with waiting(lambda: f"the router at {settings.router}", quiet=quiet):
+        async with waiting(lambda: f"the router at {without_keys(settings.router)}", quiet=quiet):
             service = reached(Forwarder(settings, bind, allow_list))
             forwarder = await stack.enter_async_context(service)
         announce_ready(stream=forwarder.endpoint)

@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from rolloutbus.bus.actor.process import announce_ready
+from rolloutbus.bus.transport.endpoints import without_keys
 from rolloutbus.bus.wire.errors import PeerLost
 from rolloutbus.cli.options import Address, OnlyJson, YourKey, example
 from rolloutbus.cli.progress import waiting
@@ -171,7 +172,7 @@ def _server() -> RunGateway:
 
 
 async def _serve(run_gateway: RunGateway, settings: GatewaySettings, *, quiet: bool) -> None:
-    router: str | None = settings.router.partition("#")[0]
+    router: str | None = without_keys(settings.router)
 
     def is_ready(url: str) -> None:
         nonlocal router

@@ -21,7 +21,7 @@ from rolloutbus.bus.security.key_files import (
 from rolloutbus.bus.security.keys import check_public_key, is_public_key
 from rolloutbus.bus.security.principals import Principal, Role
 from rolloutbus.bus.security.zmq_curve import new_key_pair
-from rolloutbus.bus.transport.endpoints import is_local
+from rolloutbus.bus.transport.endpoints import is_local_router
 from rolloutbus.bus.wire.errors import PeerLost, SettingsError
 from rolloutbus.cli.options import AsJson, Deadline, example, not_empty
 from rolloutbus.cli.terminal import ExitStatus, Unreachable, checked, fail, print_json, run
@@ -152,8 +152,8 @@ def invite(
             metavar="ENDPOINT",
             callback=not_empty,
             help="Where the new host reaches the router: its frontend, or for a worker or store "
-            "its backend; tcp://HOST:PORT or tcp://HOST:PORT#KEY. Default: what the router has "
-            "left in router.json beside the allow-list.",
+            "its backend; tcp://HOST:PORT or tcp://HOST:PORT#KEY; with a standby both, separated "
+            "by a comma. Default: what the router has left in router.json beside the allow-list.",
         ),
     ] = "",
     as_json: AsJson = False,
@@ -171,7 +171,7 @@ def invite(
             router,
         )
         edit_key_list(allow_list, lambda listed: with_invite(listed, invitation))
-        if is_local(read_token(token).address):
+        if is_local_router(read_token(token).address):
             sys.stderr.write(
                 "warning: the router listens for this host only, so no other one can join; its "
                 "--address, or --frontend and --backend, must name an address on the network\n"

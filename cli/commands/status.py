@@ -153,6 +153,8 @@ def _notes(found: FleetStatus) -> Iterator[Text]:
             )
             if not is_said:
                 yield Text(f"{each.name} gets no work: {sentence}", "yellow")
+    if found.standby == "missing":
+        yield Text("the router that is to stand by for this one does not show itself", "yellow")
     for name, why in sorted(found.troubled.items()):
         yield Text(f"{name} gets no work: {why}", "red")
     for name, why in sorted(found.absent.items()):
@@ -169,6 +171,8 @@ def _router_line(found: FleetStatus) -> Text:
         f"{found.n_clients} clients",
         f"{sum(found.sessions.values())} sessions",
     ]
+    if found.standby:
+        parts.insert(1, f"standby {found.standby}")
     return Text(" | ".join(parts), "dim")
 
 

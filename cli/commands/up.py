@@ -107,6 +107,13 @@ def up_command(
     secure: KeysDir = "",
     dead_letters: DeadLetters = "",
     sessions_per_slot: SessionsPerSlot = 2.0,
+    standby: Annotated[
+        bool,
+        typer.Option(
+            "--standby",
+            help="Run a second router, which takes over when the first one does not come back.",
+        ),
+    ] = False,
     tap: WithTap = False,
     journal: RouterJournal = "",
     record: Annotated[
@@ -152,6 +159,7 @@ def up_command(
         secure=secure or None,
         dead_letters=dead_letters,
         sessions_per_slot=sessions_per_slot,
+        standby=standby,
         tap=tap,
         journal=journal,
         record=record,

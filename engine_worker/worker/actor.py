@@ -18,7 +18,7 @@ from rolloutbus.bus.membership.deliveries import Heed, LetIn
 from rolloutbus.bus.security.principals import Principals
 from rolloutbus.bus.security.zmq_curve import dialer_of
 from rolloutbus.bus.security.zmq_guard import Doorway, guard_of
-from rolloutbus.bus.transport.endpoints import advertised
+from rolloutbus.bus.transport.endpoints import advertised, router_addresses, without_keys
 from rolloutbus.bus.transport.interfaces import facing
 from rolloutbus.bus.transport.ports import LAST_WORDS_MS, Patience
 from rolloutbus.bus.transport.zmq_ports import DealerPort
@@ -59,7 +59,10 @@ class WorkerActor:
         self._publisher = PubPort(settings.stream, doorway, is_unsafe=is_unsafe)
         self._stream = advertised(self._publisher.endpoint, settings.advertise)
         self._router: DealerPort | None = None
-        self._patience = Patience(settings.router, "a worker")
+        self._routers = router_addresses(settings.router)
+        self._router_at = self._routers[0]
+        """Where `_router` leads."""
+        self._patience = Patience(self._routers, "a worker")
         self._host: HostProcess | None = None
         self._hosts: asyncio.TaskGroup | None = None
         self._is_draining = False
@@ -140,8 +143,8 @@ class WorkerActor:
                     self._host.send(entry)
             case Publish(topic, entry):
                 self._publisher.publish(topic, entry)
-            case Connect():
-                self._connect()
+            case Connect(n_lost):
+                self._connect(n_lost)
             case StartHost():
                 assert self._hosts is not None
                 self._hosts.create_task(self._run_host())
@@ -165,15 +168,16 @@ class WorkerActor:
         if self._host is not None:
             self._host.send(entry)
 
-    def _connect(self) -> None:
+    def _connect(self, n_lost: int) -> None:
         if self._router is not None:
             if self.core.member.state != "leased":
                 self._warn_of_waiting()
             self._router.close()
+        self._router_at = self._routers[n_lost % len(self._routers)]
         if self._on_joined is not None:
-            tell_progress(f"joining the router at {self._settings.router.partition('#')[0]}")
+            tell_progress(f"joining the router at {without_keys(self._router_at)}")
         self._router = DealerPort(
-            self._settings.router, self._from_router, self._link_down, dialer=self._dialer
+            self._router_at, self._from_router, self._link_down, dialer=self._dialer
         )
 
     def _tick(self, now: float) -> Sequence[WorkerEffect]:
@@ -188,8 +192,10 @@ class WorkerActor:
         if self._traces is not None:
             self._traces.heard(entries)
         self._actor.feed(self.core.bus, entries)
-        if self.core.member.state == "leased":
-            self._patience.joined()
+        if self.core.member.is_at_standby and self._router is not None:
+            self._router.failure = "standby"
+        if self.core.member.state == "leased" and (news := self._patience.joined(self._router_at)):
+            warn(news)
         if self._on_joined is not None and self.core.member.state == "leased":
             self._on_joined(self._stream)
             self._on_joined = None
@@ -200,7 +206,8 @@ class WorkerActor:
 
     def _warn_of_waiting(self) -> None:
         if self._router is not None:
-            sentence = self._patience.failed(self._router.failure, self._clock.now())
+            now = self._clock.now()
+            sentence = self._patience.failed(self._router.failure, self._router_at, now)
             if sentence:
                 warn(sentence)
 

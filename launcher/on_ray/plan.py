@@ -217,6 +217,10 @@ class RayPlan:
         """As `FleetPlan.router`."""
         return self._here(self._local.router(endpoints))
 
+    def standby(self, endpoints: dict[str, str] | None = None) -> RayProgram:
+        """As `FleetPlan.standby`; `FleetSettings` refuses it on Ray."""
+        return self._here(self._local.standby(endpoints))
+
     def store(self, backend: str, endpoints: dict[str, str] | None = None) -> RayProgram:
         """As `FleetPlan.store`."""
         return self._here(self._local.store(backend, endpoints))

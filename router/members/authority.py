@@ -104,6 +104,7 @@ ROLES_THAT_ARE: dict[str, frozenset[str]] = {
     "client": frozenset({"client", "trainer", "subscriber", "admin"}),
     "worker": frozenset({"worker"}),
     "store": frozenset({"store"}),
+    "router": frozenset({"subscriber", "admin"}),
 }
 """Role in a hello -> the roles of keys that may say it."""
 

@@ -27,6 +27,8 @@ class ClientRecord:
         self.principal = name if principal is None else principal.name
         """Whose share it takes: all names of one key have one together. Without keys, its own."""
         self.priorities = ANY_PRIORITY if principal is None else principal.priorities
+        self.is_router = False
+        """It is the standby of this router, which listens as a client does."""
         self.heartbeat_seq = 0
         """The highest on this connection: a copy of an older heartbeat is no sign of life."""
         self.rid_prefix = f"{name}/"

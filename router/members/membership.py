@@ -46,6 +46,9 @@ MAX_ENDED = 10_000
 RENEWED = "replaced by a new lease"
 """Why a lease ended whose member, the same process, is here with the next one."""
 
+LISTENERS = frozenset({"client", "router"})
+"""Roles that hold no lease: clients, and a router that stands by and watches this one."""
+
 OnLost = Callable[[MemberRecord, str, float], None]
 OnHeartbeat = Callable[[MemberRecord, bool, float], None]
 """(member, whether its state or version changed, now)."""
@@ -109,7 +112,7 @@ class Membership:
         else:
             self._outrank(hello)
             self._intents.greeted(hello)
-            if hello.role == "client":
+            if hello.role in LISTENERS:
                 self._client_hello(peer, hello, now, principal)
             else:
                 self._member_hello(peer, hello, now)
@@ -236,7 +239,7 @@ class Membership:
         """Whether the connection is known as somebody else: one peer must not fill our tables."""
         client = self._context.clients.at(peer)
         if client is not None:
-            return (hello.role, hello.name) != ("client", client.name)
+            return hello.role not in LISTENERS or hello.name != client.name
         member = self._context.members.at(peer)
         return member is not None and (hello.role, hello.name) != (member.role, member.name)
 
@@ -252,6 +255,9 @@ class Membership:
     ) -> None:
         known = self._context.clients.named(hello.name)
         replaced = self._context.clients.join(hello.name, hello.boot, peer, now, principal)
+        joined = self._context.clients.at(peer)
+        if joined is not None:
+            joined.is_router = hello.role == "router"
         if replaced is not None and known is not None and known.boot == hello.boot:
             # One process, two connections, and no telling which is newer: if it still uses the
             # other one, it is told to say hello there again.

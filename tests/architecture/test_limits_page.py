@@ -18,6 +18,8 @@ from rolloutbus.bus.wire.limits import (
 )
 from rolloutbus.bus.wire.validation import MAX_NAME_BYTES, MAX_RID_BYTES
 from rolloutbus.router.members.authority import OFFENCES, SHUNNED_S, WINDOW_S
+from rolloutbus.router.pair import ASKED_S
+from rolloutbus.router.settings import TAKEOVER_S
 from rolloutbus.trainer_adapter.client.core.request_book import MUTE_S
 from tests.architecture.source_tree import ROOT
 
@@ -64,7 +66,9 @@ def test_what_the_protocol_says_of_times_is_what_its_table_says() -> None:
         f"The member's lease runs for {lease.holder_s:g} s **from",
         f"view of it runs for {lease.lease_s:g} s from receipt",
         f"no answer to its heartbeats for {lease.silence_s:g} s, or whose link",
-        f"doubles from {lease.reconnect_first_s:g} s to {lease.reconnect_max_s:g} s. 6.",
+        f"doubles from {lease.reconnect_first_s:g} s to {lease.reconnect_max_s:g} s. A",
+        f"shown no life for `takeover_s` ({TAKEOVER_S:g} s unless set)",
+        f"asked this one for a router within the last {ASKED_S:g} s",
         f"itself stopped for more than {lease.late_tick_s:g} s",
         f"nothing was heard for {MUTE_S:g} s is sent again",
         f"A client repeats the abort each {lease.resend_first_s:g} s",

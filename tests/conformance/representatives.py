@@ -300,6 +300,7 @@ _FLEET_STATUS = control.FleetStatus(
     absent={"w2": "it was lost (expired)"},
     store=control.StoreStatus("store", 120, {"held_bytes": 8192128.0}, {"fenced": 0}),
     tags={POLICY: 300},
+    standby="ready",
 )
 
 _RESULTS: dict[str, msgspec.Struct] = {

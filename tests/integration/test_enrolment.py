@@ -33,7 +33,7 @@ from rolloutbus.bus.wire.messages.endings import Problem
 from rolloutbus.bus.wire.messages.membership import Enrol, Enrolled, Hello
 from rolloutbus.launcher.joining import join, new_invitation
 from rolloutbus.router.actor import RouterActor
-from rolloutbus.router.settings import RouterSettings
+from rolloutbus.router.settings import PairSettings, RouterSettings
 from tests.integration.key_directory import KeyDirectory
 from tests.integration.live_fleet import DEADLINE_S
 
@@ -51,12 +51,13 @@ class Running:
         self.keys = keys
         self.router = router
 
-    def invite(self, name: str, *, for_s: float = 60.0, role: str = "client") -> str:
-        """A token."""
+    def invite(
+        self, name: str, address: str = "", *, for_s: float = 60.0, role: str = "client"
+    ) -> str:
+        """A token; without an address for this router."""
         rights = Principal("0" * 64, name, role)  # type: ignore[arg-type]
-        token, invite = new_invitation(
-            self.keys.allow_list, rights, int(time.time() + for_s), self.router.endpoints[0]
-        )
+        where, expires_at = address or self.router.endpoints[0], int(time.time() + for_s)
+        token, invite = new_invitation(self.keys.allow_list, rights, expires_at, where)
         edit_key_list(self.keys.allow_list, lambda listed: with_invite(listed, invite))
         return token
 
@@ -261,3 +262,23 @@ async def test_a_list_that_somebody_edits_is_waited_for_and_the_router_goes_on(
     assert not joining.done()
     os.close(lock)
     assert (await joining).name == "ann"
+
+
+async def test_a_new_host_that_asks_the_standby_first_is_let_in_by_the_active_router(
+    running: Running, tmp_path: Path
+) -> None:
+    address = running.router.endpoints[0]
+    pair = PairSettings(address, is_first=False)
+    security = running.keys.server_settings("router")
+    standby = RouterSettings(ANY, ANY, pair=pair, security=security)
+    async with RouterActor(standby, "b" * 32) as second:
+        both = f"{second.endpoints[0]},{address}"
+        joined = await join(running.invite("ann", both), tmp_path / "there", DEADLINE_S)
+        assert joined.address == ",".join(each.partition("#")[0] for each in both.split(","))
+        async with rolloutbus.connect(joined.address, key_file=joined.key_file) as client:
+            assert client.connection.address == address.partition("#")[0]
+
+
+async def test_a_token_for_two_routers_needs_one_key_for_both(running: Running) -> None:
+    with pytest.raises(SettingsError, match="give the router and its standby the same"):
+        running.invite("ann", f"tcp://127.0.0.1:7#{'ab' * 32},tcp://127.0.0.1:8#{'cd' * 32}")

@@ -931,7 +931,9 @@ def connect(
 
     Args:
         address: endpoint of the router's frontend, e.g. `tcp://127.0.0.1:7777`.
-            A guarded router's carries its public key: `tcp://HOST:PORT#KEY`.
+            A guarded router's carries its public key: `tcp://HOST:PORT#KEY`. Several, separated by
+            commas, are those of a router and its standby: when one does not answer, the next is
+            tried.
         name: unique among live clients; a random one if empty.
         key_file: this client's own key, where the router asks for one. If `router.pub` lies beside
             it, the router may change its key to the one in that file meanwhile.

@@ -21,6 +21,7 @@ from rolloutbus.bus.actor.mailbox import Mailbox
 from rolloutbus.bus.actor.ref import Command
 from rolloutbus.bus.actor.tracing import tracer_of
 from rolloutbus.bus.security.zmq_curve import Dialer, dialer_of
+from rolloutbus.bus.transport.endpoints import router_addresses, without_keys
 from rolloutbus.bus.transport.ports import (
     LAST_WORDS_MS,
     BatchHandler,
@@ -29,6 +30,7 @@ from rolloutbus.bus.transport.ports import (
     LinkPort,
     SubscriptionPort,
     TopicBatchHandler,
+    moved,
     sentence_of,
 )
 from rolloutbus.bus.transport.zmq_ports import DealerPort
@@ -137,6 +139,13 @@ class Connection:
         tracer = tracer_of("client", settings.name)
         self._traces = None if tracer is None else ClientTraces(tracer)
         self._home = HomeLoop("client")
+        self._routers = router_addresses(settings.router)
+        self._failures: dict[str, LinkFailure] = {}
+        """Address -> why the last link there did not come to be, until a router says welcome."""
+        self.address = self._routers[0]
+        """Of the router that this client is linked to, or tries to be."""
+        self._welcomed_at = ""
+        """Address of the router that said welcome last; empty before the first."""
         self._link: LinkPort | None = None
         self._streams: SubscriptionPort | None = None
         self._futures: dict[str, asyncio.Future[Result]] = {}
@@ -383,12 +392,15 @@ class Connection:
 
     def _on_batch(self, entries: list[Entry]) -> None:
         self._running().feed(self._core.receive, entries)
+        if self._core.is_at_standby and isinstance(self._link, DealerPort):
+            self._link.failure = "standby"
 
     def _on_stream(self, _: bytes, entries: list[Entry]) -> None:
         self._running().feed(self._core.receive_stream, entries)
 
     def _on_down(self) -> None:
         welcome, actor = self._welcome, self._running()
+        self._failures[self.address] = self._failure()
         if welcome is not None and not welcome.done() and self._failure() in HOPELESS:
             self._refused_at = self._refused_at or self._clock.now()
             if self._clock.now() - self._refused_at >= REFUSED_S:
@@ -399,7 +411,12 @@ class Connection:
         return self._link.failure if isinstance(self._link, DealerPort) else "no-answer"
 
     def _why_not(self) -> str:
-        return sentence_of(self._failure(), self.settings.router, "a client")
+        self._failures.setdefault(self.address, self._failure())
+        if list(self._failures.values()) == ["standby"] and len(self._routers) == 1:
+            return f"{sentence_of('standby', self.address, '')}: name that one's address as well"
+        return ", and ".join(
+            sentence_of(why, address, "a client") for address, why in self._failures.items()
+        )
 
     def _apply(self, effect: Effect) -> None:
         match effect:
@@ -420,13 +437,12 @@ class Connection:
             case Unsubscribe(endpoint):
                 if self._streams is not None:
                     self._streams.disconnect(endpoint)
-            case Connect():
-                self._connect()
+            case Connect(n_lost):
+                self._connect(n_lost)
             case Welcomed():
-                if self._welcome is not None and not self._welcome.done():
-                    self._welcome.set_result(None)
+                self._note_welcome()
             case FleetChanged(former, fleet) as change:
-                where = self.settings.router
+                where = without_keys(self.address)
                 _log.warning("fleet %s answers at %s; before it was %s", fleet, where, former)
                 for listener in self.fleet_listeners:
                     # What it raises is its loop's to report, and ends no connection.
@@ -440,10 +456,20 @@ class Connection:
             case Stopped(error):
                 self._fail_all(error)
 
-    def _connect(self) -> None:
+    def _connect(self, n_lost: int) -> None:
         if self._link is not None:
+            self._failures[self.address] = self._failure()
             self._link.close()
-        self._link = self._ports.link(self.settings.router, self._on_batch, self._on_down)
+        self.address = self._routers[n_lost % len(self._routers)]
+        self._link = self._ports.link(self.address, self._on_batch, self._on_down)
+
+    def _note_welcome(self) -> None:
+        if self._welcome is not None and not self._welcome.done():
+            self._welcome.set_result(None)
+        if self._welcomed_at not in ("", self.address):
+            _log.warning("%s", moved(self._welcomed_at, self.address))
+        self._welcomed_at = self.address
+        self._failures.clear()
 
     def _deliver(self, rid: str, delta: Delta) -> None:
         inbox = self._inboxes.get(rid)

@@ -14,6 +14,7 @@ from rolloutbus.bus.actor.process import (
     tell_progress,
 )
 from rolloutbus.bus.actor.resources import keep_freed_memory
+from rolloutbus.bus.transport.endpoints import without_keys
 from rolloutbus.trainer_adapter.store.actor import StoreActor
 from rolloutbus.trainer_adapter.store.contents import StoreContents
 from rolloutbus.trainer_adapter.store.settings import StoreSettings
@@ -28,7 +29,7 @@ async def serve(settings: StoreSettings) -> ActorExit:
             settings, contents, BootClock(), on_joined=lambda bulk: announce_ready(bulk=bulk)
         )
         on_stop_signal(actor.stop)
-        tell_progress(f"joining the router at {settings.router.partition('#')[0]}")
+        tell_progress(f"joining the router at {without_keys(settings.router)}")
         reason = await actor.run()
     finally:
         contents.close()

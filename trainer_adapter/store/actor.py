@@ -16,7 +16,7 @@ from rolloutbus.bus.security.principals import BULK_KINDS_OF, Principal
 from rolloutbus.bus.security.zmq_curve import dialer_of
 from rolloutbus.bus.security.zmq_guard import Doorway, guard_of
 from rolloutbus.bus.settings import LeaseSettings
-from rolloutbus.bus.transport.endpoints import advertised
+from rolloutbus.bus.transport.endpoints import advertised, router_addresses
 from rolloutbus.bus.transport.interfaces import facing
 from rolloutbus.bus.transport.ports import LAST_WORDS_MS, Patience
 from rolloutbus.bus.transport.zmq_ports import DealerPort, RouterPort
@@ -69,7 +69,10 @@ class StoreActor:
             intent=contents.table.intent,
         )
         self._link: DealerPort | None = None
-        self._patience = Patience(settings.router, "a store")
+        self._routers = router_addresses(settings.router)
+        self._router_at = self._routers[0]
+        """Where `_link` leads."""
+        self._patience = Patience(self._routers, "a store")
         self._dialer = dialer_of(settings.security)
         self._guard = guard_of(settings.security, is_member=True)
         self._actor = Actor(
@@ -173,12 +176,13 @@ class StoreActor:
             case Send(_, entry):
                 if self._link is not None:
                     self._link.send(entry)
-            case Connect():
+            case Connect(n_lost):
                 if self._link is not None:
                     self._warn_of_failures()
                     self._link.close()
+                self._router_at = self._routers[n_lost % len(self._routers)]
                 self._link = DealerPort(
-                    self._settings.router, self._received, self._link_down, dialer=self._dialer
+                    self._router_at, self._received, self._link_down, dialer=self._dialer
                 )
             case Execute(entry):
                 self._execute(entry)
@@ -197,9 +201,12 @@ class StoreActor:
 
     def _received(self, entries: list[Entry]) -> None:
         self._actor.feed(self._member.receive, entries)
+        if self._member.is_at_standby and self._link is not None:
+            self._link.failure = "standby"
         if self._member.state != "leased":
             return
-        self._patience.joined()
+        if news := self._patience.joined(self._router_at):
+            warn(news)
         if self._on_joined is not None:
             self._on_joined(self._endpoint)
             self._on_joined = None
@@ -211,7 +218,8 @@ class StoreActor:
     def _warn_of_failures(self) -> None:
         """Says what the store waits for, once it has waited for long."""
         if self._link is not None:
-            sentence = self._patience.failed(self._link.failure, self._clock.now())
+            now = self._clock.now()
+            sentence = self._patience.failed(self._link.failure, self._router_at, now)
             if sentence:
                 warn(sentence)
 

@@ -6,7 +6,7 @@ from rolloutbus.bus.security.keys import SecuritySettings
 from rolloutbus.bus.transport.endpoints import (
     check_advertised,
     require_bindable,
-    require_reachable,
+    require_routers,
 )
 from rolloutbus.bus.wire.errors import SettingsError
 
@@ -15,7 +15,8 @@ class StoreSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Built once, in `__main__`."""
 
     router: str
-    """Endpoint of the router's backend."""
+    """Endpoint of the router's backend; of several routers, separated by commas, in the order in
+    which they are tried."""
     directory: str
     """Holds the durable record; one store at a time."""
     bulk: str = ""
@@ -44,7 +45,7 @@ class StoreSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Leave when the process that started this one dies."""
 
     def __post_init__(self) -> None:
-        require_reachable(self.router, self.security)
+        require_routers(self.router, self.security)
         if self.advertise:
             check_advertised(self.advertise)
         if self.bulk:

@@ -359,3 +359,6 @@ class FleetStatus(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """None: none is connected."""
     tags: VersionsByPolicy = msgspec.field(default_factory=dict[str, int])
     """Per policy, the trainer's label of the latest committed version that bears one."""
+    standby: Literal["", "ready", "missing"] = ""
+    """Whether another router stands by for this one; empty: it was told of none, and none is
+    here."""

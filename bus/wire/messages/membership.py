@@ -48,7 +48,7 @@ class Prefixes(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_def
     """Of those that are not any more."""
 
 
-Role = Literal["client", "worker", "store"]
+Role = Literal["client", "worker", "store", "router"]
 
 
 class WorkerFacts(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -242,7 +242,7 @@ class Dismissed(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     code: Short
     """`unknown-peer` (say hello again), `replaced`, `protocol`, `bad-hello`, `forbidden`,
-    `other-fleet`, `unreachable`, `shutting-down`."""
+    `other-fleet`, `unreachable`, `shutting-down`, `standby`."""
     message: Sentence
 
 

@@ -10,8 +10,11 @@ from rolloutbus.bus.transport.endpoints import (
     require_bindable,
     require_local,
     require_reachable,
+    require_routers,
+    router_addresses,
     split_key,
     with_key,
+    without_keys,
 )
 from rolloutbus.bus.transport.interfaces import facing, is_own
 from rolloutbus.bus.wire.errors import SettingsError
@@ -177,3 +180,42 @@ def test_a_host_without_an_address_is_told_to_name_one() -> None:
 )
 def test_own_addresses_are_known(address: str, *, is_ours: bool) -> None:
     assert is_own(address) is is_ours
+
+
+def test_several_routers_are_tried_in_the_order_in_which_they_are_named() -> None:
+    text = f"tcp://10.0.0.2:7777#{KEY}, tcp://10.0.0.1:7777"
+    assert router_addresses(text) == (f"tcp://10.0.0.2:7777#{KEY}", "tcp://10.0.0.1:7777")
+    assert router_addresses("ipc:///run/x") == ("ipc:///run/x",)
+    assert without_keys(f"tcp://a:1#{KEY},ipc:///run/x") == "tcp://a:1,ipc:///run/x"
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("tcp://a:1,", "empty place"),
+        (",tcp://a:1", "empty place"),
+        ("tcp://a:1,,tcp://b:1", "empty place"),
+        ("", "only ipc://PATH and tcp://HOST:PORT"),
+        ("tcp://a:1,b:1", "b:1: only ipc://PATH and tcp://HOST:PORT"),
+        ("tcp://a:1;tcp://b:1", "its port is a number"),
+        (f"tcp://a:1#{KEY},tcp://a:1", "stands twice"),
+        ("tcp://a:1#key,tcp://b:1", "64 hexadecimal digits"),
+    ],
+)
+def test_nonsense_among_the_addresses_of_routers_is_refused(text: str, says: str) -> None:
+    with pytest.raises(SettingsError, match=says):
+        router_addresses(text)
+
+
+def test_each_of_several_routers_must_be_reachable() -> None:
+    require_routers("ipc:///run/x,tcp://127.0.0.1:7777", None)
+    with pytest.raises(SettingsError, match=r"10\.0\.0\.1:7777 is beyond this machine"):
+        require_routers("ipc:///run/x,tcp://10.0.0.1:7777", None)
+
+
+def test_of_several_routers_one_on_another_host_says_that_there_are_several_hosts() -> None:
+    assert is_out_of_reach("ipc:///run/x", "ipc:///run/r,tcp://10.0.0.1:7777")
+    assert not is_out_of_reach("ipc:///run/x", "ipc:///run/r,ipc:///run/q")
+    assert facing("ipc:///run/r,tcp://127.0.0.1:7777") == "tcp://127.0.0.1:0"
+    with pytest.raises(SettingsError, match="on the network"):
+        facing("ipc:///run/r,tcp://0.0.0.0:7777")

@@ -345,3 +345,18 @@ def test_unknown_command_is_refused(leased: Bench) -> None:
 def test_malformed_control_entry_is_dropped_and_counted(leased: Bench) -> None:
     assert leased.say(Entry("ack", body=pack(Done("x")))) == []
     assert leased.core.counters.malformed == 1
+
+
+def test_each_lost_link_leads_to_the_next_router_and_one_that_answers_is_kept(
+    leased: Bench,
+) -> None:
+    leased.pass_time(1.7, answered=False)
+    assert [each for each in leased.effects if isinstance(each, Connect)][1:] == [Connect(1)]
+    leased.answer_heartbeat()
+    leased.pass_time(3.0, answered=True)
+    leased.collect(leased.core.offline("engine_crashed", leased.now))
+    leased.collect(leased.core.online(FACTS, leased.now))
+    assert [each for each in leased.effects if isinstance(each, Connect)][2:] == [Connect(1)]
+    leased.collect(leased.core.link_down(leased.now))
+    leased.pass_time(0.3, answered=False)
+    assert [each for each in leased.effects if isinstance(each, Connect)][3:] == [Connect(2)]

@@ -1,25 +1,47 @@
 from rolloutbus.bus.transport.ports import ANNOUNCE_AGAIN_S, Patience
 
 ADDRESS = "tcp://10.0.0.1:7777"
+KEYED = f"{ADDRESS}#{'a' * 64}"
+OTHER = "tcp://10.0.0.2:7777"
 
 
 def test_says_at_once_what_it_waits_for_and_again_every_ten_seconds() -> None:
-    patience = Patience(ADDRESS, "a worker")
-    said = [patience.failed("no-answer", now / 2) for now in range(41)]
+    patience = Patience([ADDRESS], "a worker")
+    said = [patience.failed("no-answer", ADDRESS, now / 2) for now in range(41)]
     assert [index / 2 for index, each in enumerate(said) if each] == [0, ANNOUNCE_AGAIN_S, 20]
     assert said[0] == f"no router answers at {ADDRESS}; trying again"
 
 
 def test_another_reason_is_told_at_once() -> None:
-    patience = Patience(f"{ADDRESS}#{'a' * 64}", "a worker")
-    assert patience.failed("no-answer", 1.0)
-    assert "does not know this key" in patience.failed("unknown-key", 1.1)
-    assert "not a worker's" in patience.failed("wrong-role", 1.2)
-    assert "does not hold the router's key" in patience.failed("other-key", 1.3)
+    patience = Patience([KEYED], "a worker")
+    assert patience.failed("no-answer", KEYED, 1.0)
+    assert "does not know this key" in patience.failed("unknown-key", KEYED, 1.1)
+    assert "not a worker's" in patience.failed("wrong-role", KEYED, 1.2)
+    assert "does not hold the router's key" in patience.failed("other-key", KEYED, 1.3)
 
 
 def test_what_is_lost_after_it_was_found_is_told_at_once() -> None:
-    patience = Patience(ADDRESS, "a store")
-    assert patience.failed("no-answer", 1.0)
-    patience.joined()
-    assert patience.failed("no-answer", 1.5)
+    patience = Patience([ADDRESS], "a store")
+    assert patience.failed("no-answer", ADDRESS, 1.0)
+    assert not patience.joined(ADDRESS)
+    assert patience.failed("no-answer", ADDRESS, 1.5)
+
+
+def test_of_several_routers_it_says_once_of_each_which_is_tried_next() -> None:
+    patience = Patience([KEYED, OTHER], "a worker")
+    assert patience.failed("no-answer", KEYED, 1.0) == (
+        f"no router answers at {ADDRESS}; trying {OTHER}"
+    )
+    assert patience.failed("no-answer", OTHER, 2.0) == (
+        f"no router answers at {OTHER}; trying {ADDRESS}"
+    )
+    assert not patience.failed("no-answer", KEYED, 3.0)
+    assert not patience.failed("no-answer", OTHER, 4.0)
+
+
+def test_a_move_to_another_router_is_told_once() -> None:
+    patience = Patience([KEYED, OTHER], "a worker")
+    assert not patience.joined(KEYED)
+    news = patience.joined(OTHER)
+    assert news == f"the router is at {OTHER} now; before it was at {ADDRESS}"
+    assert not patience.joined(OTHER)

@@ -11,7 +11,14 @@ from rolloutbus.bus.settings import LeaseSettings
 from rolloutbus.bus.wire.codec import pack, unpack
 from rolloutbus.bus.wire.entry import Entry
 from rolloutbus.bus.wire.messages.endings import Done
-from rolloutbus.bus.wire.messages.membership import Heartbeat, Lease, Rejected, Welcome, WorkerFacts
+from rolloutbus.bus.wire.messages.membership import (
+    Dismissed,
+    Heartbeat,
+    Lease,
+    Rejected,
+    Welcome,
+    WorkerFacts,
+)
 
 FACTS = WorkerFacts("default", "ipc://stream", 4, 128, 64, "fake", ["generate"])
 
@@ -117,3 +124,39 @@ def test_answers_to_forgotten_or_unknown_heartbeats_prove_nothing() -> None:
     witness.answered(first)
     witness.answered(999)
     assert not witness.has_outlived(up_s=1e9, now=50.0)
+
+
+STANDBY = Entry("dismissed", body=pack(Dismissed("standby", "it stands by")))
+
+
+def test_member_goes_on_from_a_standby_to_the_next_router_and_keeps_its_lease() -> None:
+    member = Member()
+    epoch = member.core.epoch
+    member.reconnects()
+    assert Connect(1) in member.effects
+    member.say(STANDBY)
+    assert member.core.is_at_standby
+    assert member.core.state == "relinking"
+    while Connect(2) not in member.effects:
+        member.clock.advance(0.05)
+        member.effects = member.core.tick(member.clock.now())
+    assert not member.core.is_at_standby
+    member.say(welcome(2, "a", up_ms=90_000), member.answer(2, "a"))
+    assert (member.core.state, member.core.epoch) == ("leased", epoch)
+
+
+def test_a_router_that_stands_down_lets_its_member_go_to_one_that_ran_beside_it() -> None:
+    member = Member()
+    member.say(STANDBY)
+    member.reconnects()
+    assert rejections(member.say(welcome(3, "b", up_ms=60_000))) == []
+    member.say(member.answer(3, "b"))
+    assert member.core.state == "leased"
+
+
+def test_a_standby_says_nothing_about_the_router_that_is_obeyed() -> None:
+    member = Member()
+    member.reconnects()
+    member.say(STANDBY)
+    member.reconnects()
+    assert rejections(member.say(welcome(3, "b", up_ms=60_000))) == [Rejected(2, "a")]

@@ -7,7 +7,10 @@ import typer
 
 from rolloutbus.bus.wire.errors import SettingsError
 from rolloutbus.cli.options import parse_save_targets
+from rolloutbus.launcher.plan import FleetPlan
+from rolloutbus.launcher.run_dir import RunDirectory
 from rolloutbus.launcher.settings import FleetSettings, UpOptions, absolute_targets, engine_options
+from rolloutbus.router.settings import PairSettings, RouterSettings
 
 
 @pytest.mark.parametrize(
@@ -137,3 +140,37 @@ def test_engines_share_the_cores_unless_told_otherwise(tmp_path: Path) -> None:
 def test_arguments_of_up_are_the_settings_of_a_fleet() -> None:
     fields = {field.name for field in msgspec.structs.fields(FleetSettings)}
     assert set(typing.get_type_hints(UpOptions)) == fields
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"transport": "tcp"}, "the first of four ports"),
+        ({"transport": "tcp", "address": "tcp://127.0.0.1:0"}, "the first of four ports"),
+        ({"address": "ipc:///tmp/x"}, "neither an ipc address nor a backend"),
+        ({"address": "tcp://127.0.0.1:7777"}, "say transport='tcp'"),
+    ],
+)
+def test_a_standby_must_know_where_the_first_router_listens(
+    options: dict[str, typing.Any], says: str
+) -> None:
+    with pytest.raises(SettingsError, match=says):
+        FleetSettings(engine="fake", standby=True, **options)
+
+
+def test_a_standby_over_tcp_takes_the_ports_after_those_of_the_first(tmp_path: Path) -> None:
+    settings = FleetSettings(
+        engine="fake", standby=True, transport="tcp", address="tcp://127.0.0.1:7777"
+    )
+    with RunDirectory(tmp_path / "run") as run_dir:
+        plan = FleetPlan(settings, run_dir)
+        plan.router()
+        plan.standby()
+        first, second = (
+            msgspec.json.decode((run_dir.path / f"{name}.json").read_bytes(), type=RouterSettings)
+            for name in ("router", "standby")
+        )
+    assert (first.frontend, first.backend) == ("tcp://127.0.0.1:7777", "tcp://127.0.0.1:7778")
+    assert (second.frontend, second.backend) == ("tcp://127.0.0.1:7779", "tcp://127.0.0.1:7780")
+    assert first.pair == PairSettings(second.frontend, is_first=True)
+    assert second.pair == PairSettings(first.frontend, is_first=False)

@@ -1,5 +1,7 @@
 """What `rolloutbus status` shows besides its table."""
 
+from typing import Literal
+
 import pytest
 import typer
 
@@ -56,6 +58,7 @@ def _lines(
     blocked_by: dict[str, str] | None = None,
     troubled: dict[str, str] | None = None,
     absent: dict[str, str] | None = None,
+    standby: Literal["", "ready", "missing"] = "",
 ) -> list[str]:
     row = ("w0", "e", "stale", "default", 6, "fake", 4, 0, 0, 10, 0.0, 42)
     found = FleetStatus(
@@ -71,6 +74,7 @@ def _lines(
         updates=updates or [],
         troubled=troubled or {},
         absent=absent or {},
+        standby=standby,
     )
     return [str(each) for each in report(found).renderables[1:]]
 
@@ -103,3 +107,11 @@ def test_quiet_fleet_has_one_line_about_its_router() -> None:
 def test_updates_under_way_are_shown() -> None:
     lines = _lines(updates=[UpdateStatus("default", 8, "committing", 1500, 4, 3, 1)])
     assert "default v8 is committing for 1.5 s: 3 of 4 prepared, 1 active" in lines
+
+
+def test_the_standby_of_the_router_is_shown_and_missed() -> None:
+    [line] = _lines(standby="ready")
+    assert "router epoch 1 | standby ready | committed" in line
+    warning, line = _lines(standby="missing")
+    assert warning == "the router that is to stand by for this one does not show itself"
+    assert "standby missing" in line

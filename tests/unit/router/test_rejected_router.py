@@ -2,8 +2,9 @@
 
 from rolloutbus.bus.wire.codec import pack, unpack
 from rolloutbus.bus.wire.entry import Entry
-from rolloutbus.bus.wire.messages.membership import Goodbye, Rejected, Welcome
+from rolloutbus.bus.wire.messages.membership import Goodbye, Hello, Rejected, Welcome
 from rolloutbus.router.health.suspicion import ALONE_AT, POISON_AT, Suspicions
+from rolloutbus.router.settings import PairSettings
 from tests.unit.router.harness import Bus, SimPeer, SimWorker
 
 
@@ -110,3 +111,25 @@ def test_what_a_client_says_of_crashes_gives_it_no_worker_of_its_own() -> None:
     rids = [client.generate(deadline_s=1000, crashes=2), other.generate(deadline_s=1000)]
     assert [each.rid for each in worker.take("generate")] == rids
     assert "isolated" not in bus.counters
+
+
+def test_a_standby_is_no_client_and_shown_for_as_long_as_it_lives() -> None:
+    bus = Bus(pair=PairSettings("ipc:///r/other", is_first=True))
+    bus.client()
+    assert bus.core.status(bus.now).standby == "missing"
+    standby = SimPeer(bus, "router-b0")
+    standby.say(Entry("hello", body=pack(Hello("router", standby.name, "b" * 32))))
+    assert len(standby.take("welcome")) == 1
+    status = bus.core.status(bus.now)
+    assert (status.standby, status.n_clients) == ("ready", 1)
+    standby.is_alive = False
+    bus.advance(2.0)
+    assert bus.core.status(bus.now).standby == "missing"
+    assert Bus().core.status(1000.0).standby == ""
+
+
+def test_a_router_begins_with_the_epoch_that_it_is_given() -> None:
+    bus = Bus(epoch=9)
+    welcome = unpack(bus.client().heard_one("welcome"))
+    assert isinstance(welcome, Welcome)
+    assert welcome.router_epoch == 9

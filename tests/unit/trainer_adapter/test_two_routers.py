@@ -1,6 +1,7 @@
 """A client keeps the router it obeys while that one lives, and says so to a second one."""
 
-from rolloutbus.bus.wire.messages.membership import Hello, Lease, Rejected, Welcome
+from rolloutbus.bus.actor.effects import Connect
+from rolloutbus.bus.wire.messages.membership import Dismissed, Hello, Lease, Rejected, Welcome
 from tests.unit.trainer_adapter.bench import Bench
 
 
@@ -78,3 +79,31 @@ def test_a_rejected_router_that_stays_is_followed_once_its_own_is_silent(bench: 
         assert bench.clock.now() < give_up_at, "it was never followed"
     assert len(bench.bodies("rejected", Rejected)) > 1
     assert rid not in bench.outcomes
+
+
+def test_client_goes_on_from_a_standby_to_the_next_router(bench: Bench) -> None:
+    rid = bench.generate()
+    _answered(bench)
+    _reconnect(bench)
+    bench.say("dismissed", Dismissed("standby", "it stands by"))
+    assert bench.core.is_at_standby
+    n_connects = bench.n_connects
+    while bench.n_connects == n_connects:
+        bench.pass_time(0.05)
+    assert [each.n_lost for each in bench.effects if isinstance(each, Connect)] == [0, 1, 2]
+    bench.take("generate")
+    bench.welcome()
+    assert [entry.rid for entry in bench.take("generate")] == [rid]
+
+
+def test_client_whose_router_stands_down_follows_one_that_ran_beside_it(bench: Bench) -> None:
+    rid = bench.generate()
+    _answered(bench)
+    bench.say("dismissed", Dismissed("standby", "it stands by"))
+    n_connects = bench.n_connects
+    while bench.n_connects == n_connects:
+        bench.pass_time(0.05)
+    bench.take("generate")
+    bench.say("welcome", Welcome(2, "r2", 1, [], up_ms=60_000))
+    assert bench.take("rejected") == []
+    assert [entry.rid for entry in bench.take("generate")] == [rid]

@@ -299,12 +299,20 @@ class ClientCore:
         self._out.append(change)
         return True
 
+    @property
+    def is_at_standby(self) -> bool:
+        """Whether the connection leads to a router that stands by for another one."""
+        return self._link.is_at_standby
+
     def _dismissed(self, body: Dismissed, now: float) -> None:
         match body.code:
             case "unknown-peer":
                 self._link.greet_again(now)
             case "shutting-down":
                 self._fail_link(now)
+            case "standby":
+                self._link.stood_by(now)
+                self._link_lost()
             case _:
                 self._error = PeerLost(f"the router dismissed this client: {body.message}")
                 self._link.stop()

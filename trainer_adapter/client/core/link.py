@@ -68,6 +68,7 @@ class RouterLink:
         self.state: LinkState = "down"
         self.router_epoch = 0
         self._instance = ""
+        self._n_lost = 0
         self._connect_at = 0.0
         self._heard_at = 0.0
         self._heartbeat_at = 0.0
@@ -79,6 +80,8 @@ class RouterLink:
         """The router asks how prompts begin."""
         self.takes_traces = False
         """The router traces requests: entries may bear the trace that they belong to."""
+        self.is_at_standby = False
+        """The connection leads to a router that stands by for another one."""
         self.has_rejected = False
         """The connection leads to a second router: nothing that comes over it counts."""
 
@@ -136,7 +139,15 @@ class RouterLink:
         """The connection is gone or mute: try a fresh one after a while."""
         if self.state in ("greeting", "up"):
             self._advance("fail")
+            self._n_lost += 1
             self._connect_at = now + self._backoff.next_s()
+
+    def stood_by(self, now: float) -> None:
+        """The router stands by for another one: try the next address."""
+        self.is_at_standby = True
+        if self.state == "up":  # it is our own router that says so
+            self._lease_witness.rebound()
+        self.failed(now)
 
     def stop(self, *, reason: str = "") -> None:
         """Leave for good; with a reason, say goodbye first."""
@@ -177,8 +188,8 @@ class RouterLink:
 
     def _connect(self, now: float) -> None:
         self._advance("connect")
-        self.has_rejected = False
-        self._out.append(Connect())
+        self.has_rejected = self.is_at_standby = False
+        self._out.append(Connect(self._n_lost))
         self._heard_at = now
         self._greet(now)
 

@@ -4,7 +4,7 @@ import msgspec
 
 from rolloutbus.bus.security.keys import SecuritySettings
 from rolloutbus.bus.settings import LeaseSettings
-from rolloutbus.bus.transport.endpoints import require_reachable
+from rolloutbus.bus.transport.endpoints import require_routers
 from rolloutbus.bus.wire.errors import SettingsError
 from rolloutbus.bus.wire.messages.endings import Problem
 from rolloutbus.bus.wire.validation import check_name
@@ -19,7 +19,8 @@ class ClientSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     name: str
     """Unique among live clients: a newer client of the same name replaces this one."""
     router: str
-    """Endpoint of the router's frontend."""
+    """Endpoint of the router's frontend; of several routers, separated by commas, in the order in
+    which they are tried."""
     fleet: str = ""
     """Identity of the fleet that is expected there, as `client.fleet` told; empty: any. Another one
     ends the client."""
@@ -49,4 +50,4 @@ class ClientSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         problem = check_name(self.name)
         if isinstance(problem, Problem):
             raise SettingsError(f"client name: {problem.message}")
-        require_reachable(self.router, self.security)
+        require_routers(self.router, self.security)
