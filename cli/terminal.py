@@ -26,7 +26,7 @@ import uvloop
 from rolloutbus.bus.security.key_files import router_addresses_beside
 from rolloutbus.bus.transport.endpoints import router_addresses, without_keys
 from rolloutbus.bus.wire.errors import BusError, PeerLost, ProcessFailed, SettingsError
-from rolloutbus.launcher.discovery import NoSuchFleet, find_fleet
+from rolloutbus.launcher.discovery import NoFleetRuns, NoSuchFleet, find_fleet
 
 if TYPE_CHECKING:
     from rolloutbus.trainer_adapter.client.client import RolloutClient
@@ -154,7 +154,8 @@ def client_settings(address: str, key_file: str = "", name: str = "cli") -> "Cli
         try:
             fleet = find_fleet(address)
         except NoSuchFleet as error:
-            raise Unreachable(str(error)) from error
+            hint = ", or say --address" if isinstance(error, NoFleetRuns) else ""
+            raise Unreachable(f"{error}{hint}") from error
         endpoint, key_file = fleet.address, key_file or fleet.key_file
     settings = settings_for(endpoint, "" if key_file else f"{name}-{os.getpid()}", key_file)
     return msgspec.structs.replace(settings, connect_timeout_s=CONNECT_TIMEOUT_S)

@@ -22,7 +22,6 @@ from rolloutbus.launcher.run_dir import locked, take_lock, user_dir
 DEFAULT_NAME = "default"
 """Of a fleet that is given none; if that is taken, default-2, default-3, …"""
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
-NONE_RUNS = "no fleet of yours runs here: start one with `rolloutbus up`, or say --address"
 
 
 class RunningFleet(msgspec.Struct, frozen=True, kw_only=True):
@@ -46,6 +45,13 @@ class RunningFleet(msgspec.Struct, frozen=True, kw_only=True):
 
 class NoSuchFleet(SettingsError):
     """No fleet of this user's has the name, or none runs at all, or it is still starting."""
+
+
+class NoFleetRuns(NoSuchFleet):
+    """None of this user's runs here."""
+
+    def __init__(self) -> None:
+        super().__init__("no fleet of yours runs here: start one with `rolloutbus up`")
 
 
 class AmbiguousFleet(SettingsError):
@@ -162,7 +168,7 @@ def find_fleet(name: str = "") -> RunningFleet:
         there = f"there are {', '.join(names)}" if names else "none runs"
         raise NoSuchFleet(f"no fleet of yours named {name[:64]!r} runs here: {there}{hint}")
     if not named:
-        raise NoSuchFleet(NONE_RUNS)
+        raise NoFleetRuns
     if len(named) > 1:
         raise AmbiguousFleet(fleets)
     (found,) = named

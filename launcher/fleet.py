@@ -255,7 +255,8 @@ class Fleet:
     async def restart(self, name: str, *, drain_s: float = DRAIN_S) -> None:
         """Drain a worker, end it and start it again, with its GPUs and environment.
 
-        Returns when it serves. Raises as `scale`; a worker that does not come back is gone.
+        Returns when it serves. Raises as `scale`; a worker that does not come back is gone, and so
+        is one whose restart is cancelled while it drains.
         """
         await self._changing.restart(name, drain_s)
 

@@ -10,6 +10,7 @@ from typing import NamedTuple
 from rolloutbus.bus.security.invites import Invite, Token, read_token
 from rolloutbus.bus.security.key_files import (
     RouterAddresses,
+    is_there,
     public_file,
     read_key_pair,
     read_public_key,
@@ -65,7 +66,7 @@ def new_invitation(
     told, router_key = _address_and_key(address)
     known = router_addresses_beside(allow_list)
     pub = allow_list.absolute().with_name(ROUTER_PUB)
-    if not router_key and not pub.exists():
+    if not router_key and not is_there(pub):
         raise SettingsError(f"there is no {pub}: say --router tcp://HOST:PORT#KEY, its public key")
     own = new_key_pair("invitation")
     is_member = rights.role in ("worker", "store")
@@ -159,17 +160,16 @@ def _own_key(token: Token, directory: Path) -> tuple[Path, bool]:
     """(file of the pair that is to be let in, whether it had to be made)."""
     pub, file = directory / ROUTER_PUB, directory / f"{token.name}.key"
     try:
-        if not directory.exists():
+        if not is_there(directory):
             private_dir(directory)
-        knows_router = pub.exists()
-        # A pair that is there may be let in already: the answer to an earlier try was lost.
-        is_new = not file.exists()
     except OSError as error:
         raise SettingsError(f"cannot use {directory}: {error.strerror}") from error
-    if knows_router and read_public_key(pub) != token.router_key.hex():
+    if is_there(pub) and read_public_key(pub) != token.router_key.hex():
         raise SettingsError(
             f"{pub} is the key of another router than the token's: name another --dir"
         )
+    # A pair that is there may be let in already: the answer to an earlier try was lost.
+    is_new = not is_there(file)
     if is_new:
         write_key_pair(file, new_key_pair(token.name))
     return file, is_new

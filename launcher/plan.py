@@ -15,6 +15,7 @@ import msgspec
 from rolloutbus.bus.actor.child import ProcessSpec
 from rolloutbus.bus.security.key_files import (
     edit_allow_list,
+    is_there,
     public_file,
     read_key_pair,
     write_key_pair,
@@ -77,7 +78,7 @@ class FleetKeys:
         except OSError as error:
             raise SettingsError(f"cannot use {self._directory}: {error.strerror}") from error
         path = self._directory / ALLOW_LIST
-        is_new_list = not path.exists()
+        is_new_list = not is_there(path)
         _, router = self._pair(ROUTER)
         write_public_key(self._router_pub, router.public)
         everybody: dict[str, Role] = {**members, OPERATOR: "admin"}
@@ -121,7 +122,7 @@ class FleetKeys:
     def _pair(self, name: str) -> tuple[bool, KeyPair]:
         """(whether it had to be made, the pair)."""
         file = self._file(name)
-        if file.exists():
+        if is_there(file):
             return False, read_key_pair(file)
         pair = new_key_pair(name)
         write_key_pair(file, pair)

@@ -54,12 +54,28 @@ def public_file(path: Path) -> Path:
     return path.with_name(f"{path.name.removesuffix('.key')}.pub")
 
 
+def is_there(path: Path) -> bool:
+    """Whether there is such a file or directory.
+
+    Raises:
+        SettingsError: this user may not look.
+    """
+    try:
+        return path.exists()
+    except OSError as error:
+        raise SettingsError(f"cannot look for {path}: {error.strerror}") from error
+
+
 def router_key_beside(path: str | Path) -> str:
-    """Path of the router's public key file in the same directory; empty if there is none."""
+    """Path of the router's public key file in the same directory; empty if there is none.
+
+    Raises:
+        SettingsError: this user may not look into the directory.
+    """
     if _DESCRIPTOR.fullmatch(os.fspath(path)):
         return ""
     file = Path(path).absolute().with_name("router.pub")
-    return str(file) if file.exists() else ""
+    return str(file) if is_there(file) else ""
 
 
 def write_router_addresses(directory: Path, addresses: RouterAddresses) -> None:
@@ -78,7 +94,7 @@ def router_addresses_beside(path: str | Path) -> RouterAddresses:
         SettingsError: the file is no such file, or others may write it.
     """
     file = Path(path).absolute().with_name(ROUTER_ADDRESSES)
-    if not file.exists():
+    if not is_there(file):
         return RouterAddresses()
     try:
         return msgspec.json.decode(_trusted_content(file, MAX_KEY_FILE_BYTES), type=RouterAddresses)
@@ -286,7 +302,7 @@ def edit_key_list(path: Path, edit: Callable[[KeyList], KeyList], *, waits: bool
         raise SettingsError(f"cannot write {path}: {error.strerror}") from error
     try:
         fcntl.flock(lock, fcntl.LOCK_EX if waits else fcntl.LOCK_EX | fcntl.LOCK_NB)
-        listed = read_key_list(path) if path.exists() else None
+        listed = read_key_list(path) if is_there(path) else None
         edited = edit(listed or KeyList())
         if edited != listed:
             _let_in(edited)

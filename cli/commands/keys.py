@@ -13,6 +13,7 @@ from rolloutbus.bus.security.invites import KeyList, read_token, with_invite
 from rolloutbus.bus.security.key_files import (
     edit_allow_list,
     edit_key_list,
+    is_there,
     public_file,
     read_key_list,
     read_key_pair,
@@ -231,7 +232,7 @@ def revoke(
             raise SettingsError(f"{allow_list}: nobody has the name or key {who[:64]!r}")
         return KeyList(left, invites)
 
-    if not allow_list.exists():
+    if not checked(lambda: is_there(allow_list)):
         fail(f"cannot read {allow_list}: there is no such file", ExitStatus.USAGE)
     checked(lambda: edit_key_list(allow_list, remove))
 

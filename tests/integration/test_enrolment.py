@@ -5,9 +5,8 @@ import fcntl
 import os
 import stat
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from types import SimpleNamespace
 
 import pytest
@@ -40,8 +39,6 @@ from tests.integration.live_fleet import DEADLINE_S
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(240)]
 
 ANY = "tcp://127.0.0.1:0"
-NOBODY = 65534
-"""A user without rights."""
 
 
 class Running:
@@ -199,29 +196,6 @@ async def test_who_holds_an_invitation_cannot_keep_the_router_busy_with_its_file
     first, *others = await answers_to(running.invite("ann"), *asked)
     assert isinstance(first, Enrolled)
     assert {each.code for each in others if isinstance(each, Problem)} == {"busy"}
-
-
-@pytest.fixture
-def closed_directory() -> Iterator[Path]:
-    """It is there, and nobody but root may look into it."""
-    with TemporaryDirectory(prefix="rb-") as base:
-        Path(base).chmod(0o755)
-        directory = Path(base) / "closed"
-        directory.mkdir(mode=0o000)
-        yield directory
-
-
-async def test_a_directory_that_may_not_be_looked_into_is_told(
-    running: Running, closed_directory: Path
-) -> None:
-    token = running.invite("ann")
-    user = os.geteuid()
-    os.seteuid(user or NOBODY)
-    try:
-        with pytest.raises(SettingsError, match="closed: Permission denied"):
-            await join(token, closed_directory, DEADLINE_S)
-    finally:
-        os.seteuid(user)
 
 
 async def test_who_holds_an_invitation_may_do_nothing_else(running: Running) -> None:

@@ -17,6 +17,10 @@ COMMANDS = [
 ]  # fmt: skip
 
 
+UNKNOWABLE = "/" + "x" * 256
+"""No such directory can be; to ask whether it is there is an error, as without permission."""
+
+
 @pytest.fixture
 def cli(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> CliRunner:
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
@@ -112,7 +116,11 @@ def test_help_of_an_option_names_no_option_that_the_command_lacks(command: str) 
         ("status --interval 2", 2, "error: --interval needs --watch"),
         ("status --address localhost:1", 2, "an endpoint begins with its transport, e.g. tcp://l"),
         ("up --engine fake -e slots=x", 2, "error: engine_options: slots: Expected `int`, got `st"),
-        ("status", 3, "error: no fleet of yours runs here"),
+        ("status", 3, "start one with `rolloutbus up`, or say --address\n"),
+        ("scale -n 3", 2, "start one with `rolloutbus up`\n"),
+        (f"status --key {UNKNOWABLE}/a.key", 2, "File name too long"),
+        (f"keys revoke ann -l {UNKNOWABLE}/allow.json", 2, "File name too long"),
+        (f"keys invite ann --role worker -l {UNKNOWABLE}/allow.json", 2, "File name too long"),
     ],
 )
 def test_mistakes_end_with_their_status_and_no_traceback(

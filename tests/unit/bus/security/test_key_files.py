@@ -9,9 +9,11 @@ from pathlib import Path
 import pytest
 
 from rolloutbus.bus.security.key_files import (
+    is_there,
     public_file,
     read_key_pair,
     read_public_key,
+    router_addresses_beside,
     router_key_beside,
     write_key_pair,
     write_public_key,
@@ -68,6 +70,17 @@ def test_nothing_is_left_of_what_could_not_be_written(tmp_path: Path, pair: KeyP
     with pytest.raises(OSError, match="too large"):
         write_public_key(tmp_path / "router.pub", pair.public)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_directory_that_cannot_be_looked_into_is_told(tmp_path: Path) -> None:
+    file = tmp_path / ("x" * 256) / "ann.key"  # refused also to root
+    for look in (
+        router_key_beside,
+        router_addresses_beside,
+        is_there,
+    ):
+        with pytest.raises(SettingsError, match="File name too long"):
+            look(file)
 
 
 def test_key_is_not_written_through_a_link(tmp_path: Path, pair: KeyPair) -> None:
