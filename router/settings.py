@@ -25,6 +25,8 @@ class PairSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Silence of the active router after which the other one takes over."""
 
     def __post_init__(self) -> None:
+        if "," in self.other:
+            raise SettingsError(f"standby: {self.other[:200]!r}: a router has one other router")
         if not MIN_TAKEOVER_S <= self.takeover_s < math.inf:
             raise SettingsError(
                 f"takeover_s must be at least {MIN_TAKEOVER_S:g} s: a busy router may be silent "

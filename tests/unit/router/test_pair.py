@@ -279,6 +279,11 @@ def test_a_mute_link_is_replaced(second: Bench) -> None:
     assert second.n_connects in (2, 3)
 
 
+def test_a_list_of_other_routers_is_refused() -> None:
+    with pytest.raises(SettingsError, match="a router has one other router"):
+        PairSettings(f"{OTHER},tcp://10.0.0.3:7777", is_first=False)
+
+
 def test_a_short_takeover_is_refused() -> None:
     with pytest.raises(SettingsError, match="takeover_s must be at least 2 s"):
         PairSettings(OTHER, is_first=False, takeover_s=0.5)
