@@ -392,7 +392,7 @@ class Fleet:
             self._store.spec = plan.store(where, self._store.endpoints)
         if self._settings.http is not None:
             [self._gateway] = self._supervisor.start(plan.gateway(self.address))
-            await self._supervisor.wait_ready(plan.ready_timeout_s)
+            await self._supervisor.wait_ready(self._settings.start_timeout_s)
             self._gateway.spec = plan.gateway(self.address, self._gateway.endpoints)
 
     @contextlib.asynccontextmanager

@@ -363,7 +363,7 @@ class FleetPlan:
             GATEWAY,
             "rolloutbus.gateway",
             settings,
-            ready_timeout_s=READY_TIMEOUT_S,
+            ready_timeout_s=self._settings.start_timeout_s,
             interpreter=self._settings.python,
         )
 

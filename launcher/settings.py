@@ -135,7 +135,7 @@ class FleetSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
     host: HostSettings = msgspec.field(default_factory=HostSettings)
     """When an engine host counts as dead, and how often it may die."""
     start_timeout_s: float = 600.0
-    """Until every worker has built its engine and joined."""
+    """Until every worker has built its engine and joined; then, until the gateway serves."""
     secure: str | os.PathLike[str] | None = None
     """A directory of keys, made if missing: every link is encrypted, over TCP, and only keys of
     its allow-list may connect. None: no keys, this machine only."""

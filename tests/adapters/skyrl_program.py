@@ -19,6 +19,7 @@ typing.TypedDict = typing_extensions.TypedDict
 typing.is_typeddict = typing_extensions.is_typeddict
 
 import asyncio
+import dataclasses
 import json
 import pickle  # noqa: TID251 - as Ray does
 import socket
@@ -124,7 +125,8 @@ class Trainer:
         if torch.distributed.get_world_size() > 1:
             fully_shard(self.model)
         self.head = self._whole(self.model.lm_head.weight).detach().clone()
-        self.worker: PolicyWorker | None = None
+        self.workers: dict[str, PolicyWorker] = {}
+        """By `weight_sync_backend`."""
         self.running: asyncio.Task[Any] | None = None
 
     async def call(self, method: str, **arguments: object) -> object:
@@ -163,12 +165,17 @@ class Trainer:
         assert self.running is not None
         return await self.running
 
-    async def sync(self, *, shift: int = 0, poison: bool = False) -> object:
-        """Train, so to speak, and have SkyRL's policy worker send the weights."""
+    async def sync(self, *, shift: int = 0, poison: bool = False, by: str = "nccl") -> object:
+        """Train, so to speak, and have SkyRL's policy worker send the weights.
+
+        Returns how each worker got them; `by` is the `weight_sync_backend`.
+        """
         words = self.cfg.generator.inference_engine
-        if self.worker is None:
-            self.worker = PolicyWorker(self.cfg, self.model)
-            await self.worker.init_weight_sync_state(self._copied_client(), words)
+        words.weight_sync_backend = by
+        worker = self.workers.get(by)
+        if worker is None:
+            worker = self.workers[by] = PolicyWorker(self.cfg, self.model)
+            await worker.init_weight_sync_state(self._copied_client(), words)
         rows = torch.full_like(self.head, torch.nan) if poison else self.head.roll(shift, 0)
         weight = self.model.lm_head.weight
         with torch.no_grad():
@@ -177,8 +184,9 @@ class Trainer:
                 weight.to_local().copy_(mine[torch.distributed.get_rank()])
             else:
                 weight.copy_(rows)
-        await self.worker.broadcast_to_inference_engines(self._copied_client(), words)
-        return None
+        await worker.broadcast_to_inference_engines(self._copied_client(), words)
+        published = worker._weight_transfer_sender.last_published
+        return None if published is None else published.transport
 
     def _new_client(self) -> Any:  # noqa: ANN401 - SkyRL's, or an engine
         if not self.has_engines:
@@ -234,19 +242,28 @@ class Trainer:
 
     async def configured(self, word: str, value: object) -> object:
         """An engine for another configuration."""
-        cfg = config(self.cfg.trainer.policy.model.path, 1)
-        *path, last = word.split(".")
-        place: Any = cfg
-        for name in path:
-            place = getattr(place, name)
-        assert hasattr(place, last)
-        setattr(place, last, value)
+        cfg = self._config_with(1, {word: value})
         fleet_engine(self.fleet, cfg, self.tokenizer)
         return None
 
-    async def options(self) -> object:
-        """What `rolloutbus.up` would be called with."""
-        return up_options(config(self.cfg.trainer.policy.model.path, 2))
+    async def options(self, **words: object) -> object:
+        """What `rolloutbus.up` would be called with for a configuration with these words."""
+        return up_options(self._config_with(2, words))
+
+    async def words(self) -> object:
+        """All that SkyRL's configuration says of engines."""
+        return [each.name for each in dataclasses.fields(self.cfg.generator.inference_engine)]
+
+    def _config_with(self, num_engines: int, words: dict[str, object]) -> SkyRLTrainConfig:
+        cfg = config(self.cfg.trainer.policy.model.path, num_engines)
+        for word, value in words.items():
+            *path, last = word.split(".")
+            place: Any = cfg
+            for name in path:
+                place = getattr(place, name)
+            assert hasattr(place, last)
+            setattr(place, last, value)
+        return cfg
 
     async def trajectories(self, n: int, max_tokens: int) -> object:
         """SkyRL's generator: dialogues of several turns, each with an environment."""

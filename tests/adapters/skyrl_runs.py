@@ -1,6 +1,7 @@
 """A fleet and programs with SkyRL's code on it, for the tests of both versions."""
 
 import asyncio
+import re
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -21,6 +22,28 @@ ROOT = Path(__file__).parents[2]
 DEADLINE_S = 60.0
 LONG = 1500
 """Tokens of a response that is under way for a while."""
+ENGINE = "generator.inference_engine"
+WORDS: dict[str, tuple[str, object, dict[str, object]]] = {
+    "engines": (f"{ENGINE}.num_engines", 3, {"workers": 3}),
+    "tensor parallel": (f"{ENGINE}.tensor_parallel_size", 2, {"tp_size": 2}),
+    "expert parallel": (f"{ENGINE}.expert_parallel_size", 2, {"ep_size": 2}),
+    "memory": (f"{ENGINE}.gpu_memory_utilization", 0.5, {"mem_fraction_static": 0.5}),
+    "rows": (f"{ENGINE}.max_num_seqs", 64, {"slots": 64}),
+    "prefill": (f"{ENGINE}.max_num_batched_tokens", 4096, {"max_prefill_tokens": 4096}),
+    "cache": (f"{ENGINE}.enable_prefix_caching", False, {"disable_radix_cache": True}),
+    "chunks": (f"{ENGINE}.enable_chunked_prefill", False, {"chunked_prefill_size": -1}),
+    "graphs": (f"{ENGINE}.enforce_eager", False, {"disable_cuda_graph": False}),
+    "dtype": (f"{ENGINE}.model_dtype", "bfloat16", {"dtype": "bfloat16"}),
+    "colocated": ("trainer.placement.colocate_all", True, {"enable_memory_saver": True}),
+    "seed": ("trainer.seed", 7, {"random_seed": 7}),
+    "model": ("trainer.policy.model.path", "other", {"model": "other"}),
+    "adapter": (
+        "trainer.policy.model.lora.rank",
+        4,
+        {"enable_lora": True, "max_lora_rank": 4, "lora_target_modules": ["all"]},
+    ),
+}
+"""Words of SkyRL's with another value than there was -> what that alone changes of a fleet."""
 STEP, START = 5, 3
 """Token t is followed by (t * STEP + START + shift) % SIZE; a shift tells weights apart."""
 
@@ -150,3 +173,25 @@ async def check_adapter(trainer: Trainer, model: Path, directory: Path) -> None:
     await trainer.do("use_adapter", is_used=False)
     output = (await trainer.do("sample", prompts=prompts, max_tokens=6))["output"]
     assert output["response_ids"] == [said_after(prompt, 6) for prompt in prompts]
+
+
+async def check_word(
+    trainer: Trainer, word: str, value: object, changed: dict[str, object]
+) -> None:
+    """A word of SkyRL's is one of the fleet's, and changes nothing else."""
+    before = _flat(await trainer.do("options"))
+    after = _flat(await trainer.do("options", **{word: value}))
+    assert {name: each for name, each in after.items() if before.get(name) != each} == changed
+
+
+def _flat(options: dict[str, Any]) -> dict[str, Any]:
+    """Of `rolloutbus.up`, with those of the engine and the arguments of SGLang beside them."""
+    engine = options.pop("engine_options")
+    return {**engine.pop("arguments"), **engine, **options}
+
+
+async def check_page(trainer: Trainer) -> None:
+    """The page explains each word that SkyRL has for engines."""
+    page = (ROOT / "docs" / "adapters" / "skyrl.md").read_text(encoding="utf-8")
+    explained = set(re.findall(r"`([A-Za-z_0-9]+)`", page))
+    assert set(await trainer.do("words")) - explained == set()

@@ -4,14 +4,15 @@ import asyncio
 import os
 import sys
 from asyncio.subprocess import Process
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Literal, TypeVar, Unpack
 
 import numpy as np
 import pytest
 
-from rolloutbus import Rollout, RolloutClient, SamplingParams
+from rolloutbus import Fleet, Rollout, RolloutClient, SamplingParams, record
 from rolloutbus.bus.actor.process import read_ready
 from rolloutbus.bus.wire.messages.control import ServerFacts
 from rolloutbus.engine_worker.engines.fake.engine import fake_logprob, prompt_digest, token_after
@@ -267,3 +268,12 @@ async def process_ends(pid: int) -> None:
     finally:
         loop.remove_reader(descriptor)
         os.close(descriptor)
+
+
+@asynccontextmanager
+async def recorded(fleet: Fleet, journal: Path) -> AsyncGenerator[None]:
+    """What is routed in this context is in the journal afterwards; the fleet needs `tap=True`."""
+    async with record(fleet.address, journal) as recorder:
+        await recorder.caught_up(DEADLINE_S)
+        yield
+        await recorder.caught_up(DEADLINE_S)

@@ -9,8 +9,7 @@ sampled.
 # transformers' stubs leave parameters untyped.
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from functools import partial
 from pathlib import Path
 from random import Random
@@ -22,12 +21,12 @@ import pytest
 import pytest_asyncio
 from transformers import PreTrainedTokenizerFast
 
-from rolloutbus import Fleet, OfflineRollouts, OpenAIClient, RolloutClient, SamplingParams, record
+from rolloutbus import Fleet, OfflineRollouts, OpenAIClient, RolloutClient, SamplingParams
 from rolloutbus.launcher.settings import UpOptions
 from rolloutbus.types import OfflineRollout, Transcript
 from tests.chat_templates import PAIRS, TEMPLATES, tokenizer_of
 from tests.integration.gateway_process import gateway
-from tests.integration.live_fleet import DEADLINE_S
+from tests.integration.live_fleet import DEADLINE_S, recorded
 from tests.integration.reciting_model import model_of_successors
 
 pytestmark = [
@@ -161,15 +160,6 @@ async def play(
                 session.rewind(-1)
                 session.append(spoil.encode(spoil.decode(rollout.tokens)))
     return session.transcript
-
-
-@asynccontextmanager
-async def recorded(fleet: Fleet, journal: Path) -> AsyncGenerator[None]:
-    """What is routed in this context is in the journal afterwards."""
-    async with record(fleet.address, journal) as recorder:
-        await recorder.caught_up(DEADLINE_S)
-        yield
-        await recorder.caught_up(DEADLINE_S)
 
 
 def turns_in(journal: Path, name: str) -> list[OfflineRollout]:

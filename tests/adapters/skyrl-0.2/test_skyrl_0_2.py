@@ -18,10 +18,13 @@ from rolloutbus.engine_worker.engines.sglang.settings import SglangSettings
 from tests.adapters.skyrl_runs import (
     DEADLINE_S,
     LONG,
+    WORDS,
     Refusal,
     Trainer,
     check_adapter,
     check_dialogues,
+    check_page,
+    check_word,
     facts,
     rows_of,
     running,
@@ -45,8 +48,12 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def fleet(model: Path) -> AsyncIterator[Fleet]:
-    async with rolloutbus.up(model=model, workers=2, engine_options={"threads": 1}) as running:
+async def fleet(model: Path, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Fleet]:
+    options = {"threads": 1}
+    weights = tmp_path_factory.mktemp("weights")
+    async with rolloutbus.up(
+        model=model, workers=2, engine_options=options, weights_dir=weights
+    ) as running:
         yield running
 
 
@@ -264,6 +271,26 @@ async def test_memory_is_released_and_taken_back(trainer: Trainer, client: Rollo
     await trainer.call("reset_prefix_cache")
 
 
+@pytest.mark.parametrize(
+    ("word", "way"),
+    [
+        ("auto", "shm"),
+        ("shm", "shm"),
+        ("tcp", "tcp"),
+        ("delta", "delta"),
+        ("disk", "disk"),
+        ("gloo", "collective"),
+    ],
+)
+async def test_weights_come_by_the_way_that_is_said(
+    per_worker: Trainer, word: str, way: str
+) -> None:
+    await per_worker.do("sync", shift=0)
+    assert await per_worker.do("sync", shift=3, by=word) == {"w0": way, "w1": way}
+    told = await per_worker.do("sample", prompts=[[2]] * 4, max_tokens=4)
+    assert told["output"]["response_ids"] == [said_after([2], 4, shift=3)] * 4
+
+
 async def test_weights_by_another_way_are_refused(per_worker: Trainer) -> None:
     with pytest.raises(Refusal, match="BroadcastInitInfo, which no worker of a fleet receives"):
         await per_worker.do("other_sender")
@@ -319,3 +346,14 @@ async def test_a_fleet_can_begin_with_skyrls_words(per_worker: Trainer) -> None:
     assert (engine.slots, engine.dtype, engine.text) == (1024, "float32", True)
     assert engine.arguments["mem_fraction_static"] == 0.8
     assert engine.arguments["max_prefill_tokens"] == 8192
+
+
+@pytest.mark.parametrize(("word", "value", "changed"), WORDS.values(), ids=WORDS)
+async def test_skyrls_words_are_those_of_a_fleet(
+    per_worker: Trainer, word: str, value: object, changed: dict[str, object]
+) -> None:
+    await check_word(per_worker, word, value, changed)
+
+
+async def test_the_page_explains_every_word_of_an_engine(per_worker: Trainer) -> None:
+    await check_page(per_worker)

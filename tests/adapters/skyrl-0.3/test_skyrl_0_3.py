@@ -13,10 +13,13 @@ from rolloutbus.bus.wire.messages.generation import CloseSession
 from rolloutbus.errors import Refused
 from tests.adapters.skyrl_runs import (
     LONG,
+    WORDS,
     Refusal,
     Trainer,
     check_adapter,
     check_dialogues,
+    check_page,
+    check_word,
     facts,
     rows_of,
     running,
@@ -202,6 +205,17 @@ async def test_what_a_fleet_has_not_is_refused_by_name(
     with pytest.raises(Refusal, match=f"SettingsError: {place}") as refused:
         await trainer.do("configured", word=place, value=value)
     assert why in str(refused.value)
+
+
+@pytest.mark.parametrize(("word", "value", "changed"), WORDS.values(), ids=WORDS)
+async def test_skyrls_words_are_those_of_a_fleet(
+    trainer: Trainer, word: str, value: object, changed: dict[str, object]
+) -> None:
+    await check_word(trainer, word, value, changed)
+
+
+async def test_the_page_explains_every_word_of_an_engine(trainer: Trainer) -> None:
+    await check_page(trainer)
 
 
 async def test_a_new_run_goes_on_where_a_killed_one_left_a_pause(

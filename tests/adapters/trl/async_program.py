@@ -1,7 +1,8 @@
-"""TRL's AsyncGRPOTrainer on a fleet, as a user writes it. Prints a JSON line for each step.
+"""TRL's AsyncGRPOTrainer on a fleet, as a user writes it.
 
-Run by the tests beside it, in an environment with TRL. The kernels that TRL packs rows for exist on
-GPUs only; `plain_attention` does the same with PyTorch's own.
+Prints a JSON line for each step, each update and each sample that the trainer takes. Run by the
+tests beside it, in an environment with TRL. The kernels that TRL packs rows for exist on GPUs only;
+`plain_attention` does the same with PyTorch's own.
 """
 
 # pyright: basic, reportMissingImports=false, reportAttributeAccessIssue=false
@@ -14,6 +15,7 @@ from typing import Any
 
 import torch
 from datasets import Dataset
+from poison import Poison
 from transformers import AutoTokenizer, PrinterCallback, TrainerCallback, TrainerState
 from trl.chat_template_utils import qwen3_template
 from trl.experimental.async_grpo import (
@@ -66,11 +68,42 @@ def plain_attention(
     return out
 
 
+def tell(**told: Any) -> None:  # noqa: ANN401 - JSON
+    print(json.dumps(told), flush=True)
+
+
 class Told(TrainerCallback):
-    """Prints what the trainer logs."""
+    """Prints what the trainer logs, and what became of its updates."""
+
+    def __init__(self, worker: FleetRolloutWorker) -> None:
+        self._worker = worker
 
     def on_log(self, _args: object, state: TrainerState, _: object, **more: Any) -> None:  # noqa: ANN401
-        print(json.dumps({"step": state.global_step, **more["logs"]}), flush=True)
+        tell(step=state.global_step, **more["logs"])
+
+    def on_train_begin(self, *_: object, **__: object) -> None:
+        """After TRL's own, which has sent weights."""
+        client = self._worker.weight_transfer._client
+        assert client is not None
+        assert client.last_published is not None
+        tell(update=self._worker.model_version, version=client.last_published.version)
+
+    on_step_end = on_train_begin
+
+
+class Taken:
+    """The queue of samples, which prints each one that the trainer takes."""
+
+    def __init__(self, samples: Any) -> None:  # noqa: ANN401 - TRL's
+        self._samples = samples
+
+    def get(self, timeout: float) -> Any:  # noqa: ANN401 - TRL's
+        sample = self._samples.get(timeout=timeout)
+        tell(group=sample.group_id, tokens=sample.input_ids.tolist(), of=sample.model_version)
+        return sample
+
+    def qsize(self) -> int:
+        return self._samples.qsize()
 
 
 def main() -> None:
@@ -79,6 +112,7 @@ def main() -> None:
     parser.add_argument("model")
     parser.add_argument("directory")
     parser.add_argument("--steps", type=int, required=True)
+    parser.add_argument("--poison", type=int, default=0, help="the step whose update fails")
     given = parser.parse_args()
 
     packing._flash_attn = lambda: SimpleNamespace(flash_attn_varlen_func=plain_attention)
@@ -112,7 +146,7 @@ def main() -> None:
         report_to=[],
     )
     worker = FleetRolloutWorker.of(
-        FleetOptions(address=given.address),
+        FleetOptions(address=given.address, deadline_s=60),
         args,
         model=given.model,
         train_dataset=dataset,
@@ -127,8 +161,10 @@ def main() -> None:
         reward_funcs=[n_different],
         rollout_worker=worker,
         weight_transfer=worker.weight_transfer,
-        callbacks=[Told()],
+        callbacks=[Poison(given.poison)],
     )
+    trainer.rollout_queue = Taken(trainer.rollout_queue)
+    trainer.add_callback(Told(worker))  # after TRL's own
     trainer.remove_callback(PrinterCallback)  # it prints, too
     trainer.train()
 

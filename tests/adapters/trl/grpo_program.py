@@ -15,6 +15,7 @@ os.environ["TRL_EXPERIMENTAL_SILENCE"] = "1"  # `rollout_func` says that it is e
 
 from datasets import Dataset
 from peft import LoraConfig
+from poison import Poison
 from transformers import PrinterCallback, TrainerCallback, TrainerState
 from trl import GRPOConfig, GRPOTrainer
 
@@ -46,11 +47,11 @@ def main() -> None:
     parser.add_argument("directory")
     parser.add_argument("--how", choices=["server", "function"], required=True)
     parser.add_argument("--steps", type=int, required=True)
-    parser.add_argument("--deadline", type=float, default=60.0)
+    parser.add_argument("--poison", type=int, default=0, help="the step whose update fails")
     parser.add_argument("--lora", action="store_true")
     given = parser.parse_args()
 
-    fleet = FleetOptions(address=given.address, deadline_s=given.deadline)
+    fleet = FleetOptions(address=given.address, deadline_s=60)
     is_server = given.how == "server"
     if is_server:
         use_fleet(fleet)
@@ -60,7 +61,7 @@ def main() -> None:
         rollout_func=None if is_server else RolloutFunc(fleet),
         peft_config=LoraConfig(r=4, target_modules="all-linear") if given.lora else None,
         train_dataset=Dataset.from_dict({"prompt": PROMPTS * 16}),
-        callbacks=[Told()],
+        callbacks=[Poison(given.poison), Told()],
         args=GRPOConfig(
             output_dir=given.directory,
             max_steps=given.steps,

@@ -3,14 +3,15 @@
 # pyright: basic, reportMissingImports=false, reportPrivateUsage=false
 # TRL is not installed where types are checked, and leaves much untyped.
 
-import asyncio
 import contextvars
 import logging
 import multiprocessing
 import os
 import queue
+import threading
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
+from multiprocessing.connection import wait
 from typing import Any, Protocol, Self
 
 from transformers import AutoTokenizer, GenerationConfig
@@ -32,6 +33,8 @@ _log = logging.getLogger(__name__)
 
 N_KEPT = 256
 """Versions whose number in the trainer is remembered."""
+NEVER = 2**63 - 1
+"""In place of a version of the fleet: this one of the trainer's did not get there."""
 
 
 class FleetWeightTransfer:
@@ -102,6 +105,7 @@ class _FleetLoop(async_rollout_worker._AsyncRolloutLoop):  # noqa: SLF001 - TRL'
         **of_trl: Any,  # noqa: ANN401 - as TRL has them
     ) -> None:
         super().__init__(**of_trl)
+        threading.Thread(target=_end_with_trainer, name="trainer-watch", daemon=True).start()
         self._fleet = fleet
         self._max_staleness = max_staleness
         self._sampling = {
@@ -123,10 +127,6 @@ class _FleetLoop(async_rollout_worker._AsyncRolloutLoop):  # noqa: SLF001 - TRL'
         return self._model_version_value[0]
 
     async def _run_loops(self, stop_event: Any) -> None:  # noqa: ANN401 - TRL's
-        trainer = multiprocessing.parent_process()
-        assert trainer is not None, "TRL runs this in a child process"
-        # One that is killed leaves nobody who takes samples, or who ends this process.
-        asyncio.get_running_loop().add_reader(trainer.sentinel, os._exit, 1)
         async with connect(self._fleet.address, key_file=self._fleet.key_file) as self._client:
             await super()._run_loops(stop_event)
 
@@ -177,8 +177,10 @@ class FleetRolloutWorker(async_rollout_worker.AsyncRolloutWorker):
             async_rollout_worker.is_vllm_available = vllm
         # [the trainer's version, then for each of the last N_KEPT the fleet's].
         self._model_version_value = self._mp_ctx.Array("q", 1 + N_KEPT)
-        self._committed = 0
-        self.weight_transfer = FleetWeightTransfer(fleet, self, max_failed_updates)
+        self._committed = NEVER
+        # More of them, and no sample would be fresh enough: the trainer would wait for ever.
+        max_failed = min(max_failed_updates, of_trl["max_staleness"] + 1)
+        self.weight_transfer = FleetWeightTransfer(fleet, self, max_failed)
 
     @classmethod
     def of(
@@ -200,7 +202,7 @@ class FleetRolloutWorker(async_rollout_worker.AsyncRolloutWorker):
             model: name or directory, as of the trainer.
             train_dataset: as of the trainer.
             processing_class: the model's own if None.
-            max_failed_updates: so many in a row end the run.
+            max_failed_updates: so many in a row end the run; at most `args.max_staleness + 1`.
             **of_trl: `reward_funcs`, `tools`, `environment_factory`, as of the trainer.
 
         Raises:
@@ -240,6 +242,18 @@ class FleetRolloutWorker(async_rollout_worker.AsyncRolloutWorker):
         with self._model_version_value.get_lock():
             self._model_version_value[1 + value % N_KEPT] = self._committed
             self._model_version_value[0] = value
+        self._committed = NEVER
+
+
+def _end_with_trainer() -> None:
+    """Wait for the end of the process that began this one, and end it: nobody else would.
+
+    A thread does it, since this process may be waiting for the trainer without an event loop.
+    """
+    trainer = multiprocessing.parent_process()
+    assert trainer is not None, "TRL runs its loop in a child process"
+    wait([trainer.sentinel])
+    os._exit(1)
 
 
 class _Versions(Protocol):
