@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 from asyncio.subprocess import PIPE, STDOUT, Process
-from collections.abc import AsyncGenerator, Generator
+from collections.abc import AsyncGenerator, Generator, Iterable
 from contextlib import ExitStack, asynccontextmanager, contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -70,6 +70,12 @@ class Host:
     def mend(self) -> None:
         """Undo `cut`."""
         _ip("-n", self._hub, "link", "set", self._namespace, "master", "br0")
+
+    def add_address(self, address: str, seen_by: Iterable["Host"]) -> None:
+        """Give it one more, to which some others get a route."""
+        _ip("-n", self._namespace, "addr", "add", f"{address}/32", "dev", "eth0")
+        for each in seen_by:
+            _ip("-n", each._namespace, "route", "add", f"{address}/32", "dev", "eth0")
 
     async def start(self, *command: str) -> Process:
         """Start a command, its output in one pipe; `rolloutbus` is this one."""
