@@ -91,10 +91,10 @@ class KillDrill:
 class Witness:
     """Start `run` as a task. Knows nothing of what the client asked for or got back."""
 
-    def __init__(self, address: str, client: str) -> None:
+    def __init__(self, address: str, client: str, key_file: str = "") -> None:
         self._ended: dict[str, list[int]] = {}
         """Request id -> its tokens, as a worker first ended it."""
-        self._subscriber = rolloutbus.subscribe(address, clients=[client])
+        self._subscriber = rolloutbus.subscribe(address, clients=[client], key_file=key_file)
         self.n_duplicated = 0
         """Endings with other tokens than the first one of the request."""
 

@@ -22,8 +22,6 @@ NEAREST_FIRST: tuple[tuple[Transport, str], ...] = (
 )
 """What `auto` tries, and why it takes what it takes."""
 DEAR = "their deltas are more than the version, which workers pass on"
-DELTA_SHARE = 0.1
-"""Of a policy that no delta is known of: what steps at usual learning rates change, in bf16."""
 FAN_OUT = 2
 """Workers that pull from one source: each link carries a version so often at most."""
 
@@ -54,7 +52,7 @@ def plan_ways(
     store: StoreFacts,
     body: PublishVersion,
     holders: Sequence[WorkerFacts] = (),
-    delta_share: float = DELTA_SHARE,
+    delta_share: float | None = None,
 ) -> dict[str, Way]:
     """A way for each target, by its name.
 
@@ -63,7 +61,8 @@ def plan_ways(
         store: where its bytes are.
         body: what the publisher asked for.
         holders: workers that have the version already.
-        delta_share: bytes of a delta, by those of a version, as the policy's last one was.
+        delta_share: bytes of a delta, by those of a version, as the policy's last one was; 1: the
+            version was taken instead; None: no delta was asked for yet.
     """
     ways = {target.name: _way_of(target, store, body) for target in targets}
     ranked = [name for name, way in ways.items() if way.transport == "collective"]
@@ -78,20 +77,24 @@ def plan_ways(
     if body.transport == "auto":
         ways |= dict.fromkeys(_dear_deltas(ways, tree, delta_share), Way("tcp", DEAR))
     for name, sources in tree.items():
-        ways[name] = ways[name]._replace(sources=sources)
+        # With sources, a worker leaves a large delta alone.
+        is_asked_for = body.transport == ways[name].transport == "delta"
+        ways[name] = ways[name]._replace(sources=() if is_asked_for else sources)
     return ways
 
 
 def _dear_deltas(
-    ways: Mapping[str, Way], tree: Mapping[str, Sequence[str]], delta_share: float
+    ways: Mapping[str, Way], tree: Mapping[str, Sequence[str]], delta_share: float | None
 ) -> Sequence[str]:
     """Workers that should not take a delta: only the store has deltas, workers relay versions.
 
-    The last of the tree takes its delta still: so that its size is known the next time.
+    The last of the tree is asked to take its delta still, so that its size is known the next time;
+    a large one it leaves alone.
     """
     deltas = [name for name in tree if ways[name].transport == "delta"]
     n_whole = max(1, sum(not sources for sources in tree.values()))
-    return deltas[:-1] if len(deltas) * delta_share > n_whole else []
+    share = 1.0 if delta_share is None else delta_share
+    return deltas[:-1] if len(deltas) * share > n_whole else []
 
 
 def without_groups(body: PublishVersion, but_of: str = "") -> PublishVersion:

@@ -34,7 +34,6 @@ from rolloutbus.router.members.records import MemberRecord
 from rolloutbus.router.updates.commit_record import CommitRecorder, Decision
 from rolloutbus.router.updates.record import SILENT, UpdateRecord, Watcher, next_wave
 from rolloutbus.router.updates.transport_plan import (
-    DELTA_SHARE,
     Target,
     Way,
     plan_ways,
@@ -62,7 +61,7 @@ def prepare_bodies(
     ]
     first = turn % max(1, len(holders))
     holders = holders[first:] + holders[:first]
-    share = context.delta_shares.get(body.policy, DELTA_SHARE)
+    share = context.delta_shares.get(body.policy)
     ways = plan_ways([*_as_targets(targets)], store, body, holders, share)
     update.ways.update(ways)
     return {

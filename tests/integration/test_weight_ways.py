@@ -104,9 +104,12 @@ class Worker:
         self._harness = harness
         self._receiver = WeightReceiver(specs, {**ways_of_this_host(root=root), "delta": changes})
 
-    async def take(self, version: int, transport: Transport) -> tuple[Prepared, dict[str, int]]:
+    async def take(
+        self, version: int, transport: Transport, sources: Sequence[str] = ()
+    ) -> tuple[Prepared, dict[str, int]]:
         """What it says, and the digests of what it has."""
-        ask = PrepareUpdate("default", version, self._harness.bulk, transport)
+        bulk = self._harness.bulk
+        ask = PrepareUpdate("default", version, bulk, transport, list(sources))
         prepared = await self._receiver.prepare(ask, timeout_s=DEADLINE_S)
         staged = digests_staged(self._receiver.staged(version))
         self._receiver.close()
@@ -163,6 +166,20 @@ async def test_a_delta_of_several_chunks_arrives_bit_exact(tmp_path: Path, seed:
     assert staged == digests_of(new)
     assert prepared.transport == "delta"
     assert 4 * 1024 * 1024 < prepared.moved_bytes < prepared.size_bytes
+
+
+async def test_a_large_delta_is_left_where_others_pass_the_version_on(
+    tmp_path: Path, seed: int
+) -> None:
+    old = weights(seed)
+    new = {name: each * 1.001 for name, each in old.items()}
+    async with store_harness(tmp_path) as harness:
+        await publish(harness, old)
+        version = await publish(harness, new)
+        prepared, staged = await Worker(harness, 1, old).take(version, "delta", [harness.bulk])
+    assert staged == digests_of(new)
+    assert prepared.transport == "tcp"
+    assert "which other workers pass on" in prepared.why
 
 
 async def test_a_delta_may_span_several_versions(tmp_path: Path, seed: int) -> None:

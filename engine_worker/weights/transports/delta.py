@@ -29,6 +29,8 @@ from rolloutbus.engine_worker.weights.staged import (
     pull_chunks,
 )
 
+DEAR_SHARE = 0.25
+"""Of a version: a larger delta is left alone by a worker that other workers can serve."""
 READ_BYTES = 32 * 1024 * 1024
 """Copied from the engine at a time: steps wait for some milliseconds."""
 
@@ -56,6 +58,7 @@ class ChangedSince(Fetcher):
         try:
             delta = await _ask_delta(store, PullDelta(ask.policy, ask.version, base))
             check_parts(delta.parts, delta.size_bytes, manifest.tensors)
+            _check_size(delta.size_bytes, ask, manifest)
             changes = np.empty(delta.size_bytes, np.uint8)
             whole = (delta.policy, delta.version, delta.size_bytes)
             await pull_chunks(store, *whole, partial(_put, changes), base=delta.base)
@@ -95,6 +98,13 @@ class ChangedSince(Fetcher):
         wrong = first_mismatch(content, tensors)
         if wrong is not None:
             raise CannotFetch(f"tensor {wrong.name!r} did not come out as it was published")
+
+
+def _check_size(size_bytes: int, ask: PrepareUpdate, manifest: Manifest) -> None:
+    """Spare the store's link a delta that is dearer than what other workers have."""
+    share = size_bytes / total_bytes(manifest.tensors)
+    if ask.sources and share > DEAR_SHARE:
+        raise CannotFetch(f"it is {share:.2f} of the version, which other workers pass on")
 
 
 async def _ask_delta(store: BulkLink, ask: PullDelta) -> WeightDelta:

@@ -32,8 +32,8 @@ def _target(
     return Target(name, facts, has_base=has_base)
 
 
-def _body(*offers: Offer, transport: TransportChoice = "auto") -> PublishVersion:
-    return PublishVersion("default", 7, transport=transport, offers=list(offers))
+def _body(*offers: Offer, transport: TransportChoice = "auto", version: int = 7) -> PublishVersion:
+    return PublishVersion("default", version, transport=transport, offers=list(offers))
 
 
 def _way(target: Target, body: PublishVersion) -> Way:
@@ -149,10 +149,19 @@ def test_files_that_the_store_writes_need_no_offer_of_the_publisher() -> None:
 
 
 @pytest.mark.parametrize(
-    ("n_workers", "share", "n_deltas"), [(10, 0.1, 10), (11, 0.1, 1), (3, 0.49, 1), (2, 0.49, 2)]
+    ("n_workers", "share", "n_deltas"),
+    [
+        (10, 0.1, 10),
+        (11, 0.1, 1),
+        (3, 0.49, 1),
+        (3, 1.0, 1),
+        (2, 0.49, 2),
+        (2, None, 1),
+        (1, None, 1),
+    ],
 )
-def test_deltas_that_are_more_than_the_version_go_to_one_worker_only(
-    n_workers: int, share: float, n_deltas: int
+def test_deltas_that_are_more_than_the_version_go_to_one_worker_at_most(
+    n_workers: int, share: float | None, n_deltas: int
 ) -> None:
     ways = ["delta", "tcp"]
     targets = [
@@ -161,7 +170,7 @@ def test_deltas_that_are_more_than_the_version_go_to_one_worker_only(
     plan = plan_ways(targets, STORE, _body(), (), share)
     deltas = [name for name, way in plan.items() if way.transport == "delta"]
     assert len(deltas) == n_deltas
-    if n_deltas == 1:
+    if 1 == n_deltas < n_workers:
         bulk = f"tcp://{deltas[0]}:9"
         assert all(bulk not in way.sources for way in plan.values())
         assert {way.why for name, way in plan.items() if name != deltas[0]} == {DEAR}
@@ -176,4 +185,4 @@ def test_workers_that_pass_nothing_on_take_deltas_however_many_they_are() -> Non
 def test_who_asks_for_deltas_gets_deltas() -> None:
     targets = [_target(f"w{n}", has_base=True, serves=True) for n in range(20)]
     plan = plan_ways(targets, STORE, _body(transport="delta"), (), 0.9)
-    assert {way.transport for way in plan.values()} == {"delta"}
+    assert {(way.transport, way.sources) for way in plan.values()} == {("delta", ())}

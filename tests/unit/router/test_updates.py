@@ -2,8 +2,9 @@
 
 import pytest
 
+from rolloutbus.bus.wire.codec import unpack
 from rolloutbus.bus.wire.messages.endings import Done
-from rolloutbus.bus.wire.messages.weights import Offer, Prepared, PublishVersion
+from rolloutbus.bus.wire.messages.weights import Offer, Prepared, PrepareUpdate, PublishVersion
 from tests.unit.router.harness import Bus, SimClient, SimStore, SimWorker
 from tests.unit.router.update_steps import (
     FAILED,
@@ -394,16 +395,20 @@ def test_what_a_delta_moved_decides_who_takes_the_next_one() -> None:
         bus.worker(f"w{n}", version=1, host="host-b", transports=ways, bulk=f"tcp://w{n}:9")
         for n in range(3)
     ]
-    publish(client, 2)
-    for worker in workers:
-        command = worker.heard_one("prepare_update")
-        worker.end(command, body=Prepared(2, 100, "delta", 1.0, 60))
-    record(store)
-    for worker in workers:
-        commit(worker, 2)
-        worker.heartbeat()
-    publish(client, 3)
-    assert [prepare(worker, 3).transport for worker in workers] == ["tcp", "tcp", "delta"]
+    # Before the first one it may be as large as the version; then its size is known.
+    for version, moved_bytes, expected in ((2, 20, "tcp"), (3, 60, "delta"), (4, 60, "tcp")):
+        publish(client, version)
+        for worker in workers:
+            command = worker.heard_one("prepare_update")
+            ask = unpack(command)
+            assert isinstance(ask, PrepareUpdate)
+            assert ask.transport == ("delta" if worker is workers[-1] else expected)
+            body = Prepared(version, 100, ask.transport, 1.0, moved_bytes)
+            worker.end(command, body=body)
+        record(store)
+        for worker in workers:
+            commit(worker, version)
+            worker.heartbeat()
 
 
 def test_torn_worker_waits_for_the_first_publication() -> None:
