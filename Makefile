@@ -182,6 +182,7 @@ docs: $(STAMP) ## Write what is made from the code into docs/: tables, command l
 	$(BIN)/python docs/list_errors.py
 	$(BIN)/python docs/list_engine_options.py
 	$(BIN)/python docs/list_supported.py
+	$(BIN)/python docs/list_surface.py
 
 site: export NO_MKDOCS_2_WARNING := 1
 site: $(STAMP) ## Build the pages as a site into site/, strictly: a dead link is an error

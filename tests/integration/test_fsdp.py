@@ -23,6 +23,7 @@ N_STEPS = 3
 SAME = 1e-4
 
 
+@pytest.mark.shows("FSDP2")
 async def test_the_fleet_has_the_weights_that_one_process_would_have_trained(
     tmp_path: Path,
 ) -> None:

@@ -51,6 +51,7 @@ async def asleep_now(client: RolloutClient) -> list[str]:
     return facts["w0"].asleep
 
 
+@pytest.mark.shows("sleep", "enable_weights_cpu_backup")
 @pytest.mark.parametrize("tags", [["weights"], ["kv_cache"], ["cuda_graph"], ALL])
 async def test_an_engine_with_a_copy_samples_the_same_after_its_sleep(
     client: RolloutClient, tags: list[MemoryTag]
@@ -68,6 +69,7 @@ async def test_an_engine_with_a_copy_samples_the_same_after_its_sleep(
     assert np.abs(after.logprobs - before.logprobs).max() < TOLERANCE
 
 
+@pytest.mark.shows("wake_up", "wake_up.tags", "wake_up.timeout", "MemoryTag.KV_CACHE")
 async def test_requests_wait_until_the_last_tag_is_back(client: RolloutClient) -> None:
     await client.sleep(ALL)
     waiting = Streamed(client, PROMPT, GREEDY)
@@ -132,6 +134,7 @@ async def test_requests_that_are_aborted_as_they_come_keep_no_engine_awake(
     assert (await client.sleep(["kv_cache"])).only(Memory).asleep == ["kv_cache"]
 
 
+@pytest.mark.shows("MemoryTag.WEIGHTS", "colocated cycle")
 async def test_woken_weights_without_a_copy_serve_nobody_until_they_are_replaced(
     operated: RolloutClient, llama: Path
 ) -> None:

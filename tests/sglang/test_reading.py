@@ -40,6 +40,7 @@ async def client(fleet: Fleet) -> AsyncIterator[RolloutClient]:
         yield connected
 
 
+@pytest.mark.shows("encode", "encode_single", "async_encode", "compute_similarity")
 async def test_a_vector_is_the_normalised_last_state_of_a_plain_forward_pass(
     client: RolloutClient, llama: Path
 ) -> None:

@@ -149,6 +149,16 @@ async def test_mixed_rows_of_one_batch_give_what_each_gives_alone(sglang: Rollou
         assert_same(await run(sglang, case), together)
 
 
+@pytest.mark.shows(
+    "min_new_tokens",
+    "repetition_penalty",
+    "frequency_penalty",
+    "presence_penalty",
+    "logit_bias",
+    "action_mask",
+    "disallowed_tokens",
+    "enable_custom_logit_processor",
+)
 async def test_both_engines_give_the_same(sglang: RolloutClient, other: RolloutClient) -> None:
     cases = CASES.values()
     here = await asyncio.gather(*(run(sglang, case) for case in cases))
@@ -157,6 +167,7 @@ async def test_both_engines_give_the_same(sglang: RolloutClient, other: RolloutC
         assert_same(one, two, name)
 
 
+@pytest.mark.shows("presence_penalty")
 @pytest.mark.parametrize("name", CASES)
 async def test_a_resumed_request_goes_on_as_if_it_had_never_stopped(
     sglang: RolloutClient, name: str
@@ -166,6 +177,7 @@ async def test_a_resumed_request_goes_on_as_if_it_had_never_stopped(
         assert_same(await resumed(sglang, CASES[name], whole, n_kept), whole)
 
 
+@pytest.mark.shows("repetition_penalty", "frequency_penalty")
 async def test_rules_hold_when_the_cache_is_dropped_on_the_way(sglang: RolloutClient) -> None:
     sampling = msgspec.structs.replace(
         GREEDY, max_new_tokens=1200, repetition_penalty=1.3, frequency_penalty=0.2
@@ -195,6 +207,7 @@ TRUNCATED: Mapping[str, SamplingParams] = {
 }
 
 
+@pytest.mark.shows("top_k", "top_p", "min_p")
 async def test_behaviour_logprobs_are_renormalised_over_what_was_sampled_from(
     sglang: RolloutClient,
 ) -> None:
@@ -226,6 +239,7 @@ async def test_a_top_k_of_one_is_told_with_its_temperature(
     assert_same(await run(sglang, case), await run(other, case))
 
 
+@pytest.mark.shows("logprobs: N", "token_ids_logprob", "return_sampling_mask")
 async def test_what_is_wanted_of_each_token_is_the_same_on_both_engines(
     sglang: RolloutClient, other: RolloutClient
 ) -> None:
@@ -248,6 +262,7 @@ async def test_arrays_of_a_resumed_request_begin_where_it_went_on(sglang: Rollou
         assert np.abs(values - whole.arrays[name][5:]).max() < TOLERANCE, name
 
 
+@pytest.mark.shows("logprob_start_len")
 async def test_prompt_logprobs_are_those_of_a_forward_pass(
     sglang: RolloutClient, other: RolloutClient
 ) -> None:
@@ -275,6 +290,7 @@ async def test_the_first_token_of_a_prompt_has_no_logprob(sglang: RolloutClient)
     assert np.isnan(told.arrays["prompt_logprobs"]).tolist() == [True, False, False]
 
 
+@pytest.mark.shows("return_hidden_states", "hidden_states")
 async def test_hidden_states_are_those_of_the_last_token_or_of_all(sglang: RolloutClient) -> None:
     prompt = [201, 202, 203, 204]
     full = await run(sglang, Case(prompt, GREEDY, {"want": Want(hidden_states="full")}))
@@ -285,6 +301,7 @@ async def test_hidden_states_are_those_of_the_last_token_or_of_all(sglang: Rollo
     assert np.abs(states[-1] - last.arrays["hidden_states"][0]).max() < TOLERANCE
 
 
+@pytest.mark.shows("stop", "stop_regex")
 async def test_a_stop_text_ends_a_request_and_stays_in_it(
     sglang: RolloutClient, other: RolloutClient
 ) -> None:
@@ -336,6 +353,7 @@ MATCHED: dict[GrammarKind, str] = {
 }
 
 
+@pytest.mark.shows("json_schema", "regex", "ebnf", "structural_tag", "skip_tokenizer_init")
 @pytest.mark.parametrize("kind", GRAMMARS)
 async def test_a_grammar_is_kept_to_also_after_a_request_was_resumed(
     sglang: RolloutClient, kind: GrammarKind
@@ -367,6 +385,7 @@ FORCED: dict[str, Any] = {
 }
 
 
+@pytest.mark.shows("tool_choice")
 @pytest.mark.parametrize(
     ("asked", "names"),
     [

@@ -24,6 +24,7 @@ def with_rubbish_for_weights(model: Path) -> None:
     (model / "model.safetensors").write_bytes(b"rubbish")
 
 
+@pytest.mark.shows("a model that cannot be loaded")
 @pytest.mark.parametrize(
     ("spoil", "why"),
     [(of_no_known_kind, "NobodysForCausalLM"), (with_rubbish_for_weights, "header too small")],
@@ -40,6 +41,7 @@ async def test_a_model_that_cannot_be_loaded_is_named_with_its_fault(
             pass
 
 
+@pytest.mark.shows("unknown arguments")
 async def test_an_argument_that_sglang_does_not_have_is_refused_with_a_hint(llama: Path) -> None:
     with pytest.raises(ProcessFailed, match="did you mean mem_fraction_static"):
         async with rolloutbus.up(**fleet_of(llama, mem_fraction_statik=0.5)):

@@ -40,6 +40,7 @@ async def client(bare: Path) -> AsyncIterator[RolloutClient]:
         yield connected
 
 
+@pytest.mark.shows("load_format: dummy", "load_weights_from_disk")
 async def test_a_trainer_brings_the_first_weights(client: RolloutClient, qwen2: Path) -> None:
     reference = Reference(qwen2)
     with torch.no_grad():  # SGLang makes up numbers also for what a trainer begins with as zeros
