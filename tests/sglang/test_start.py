@@ -10,6 +10,7 @@ import pytest
 import rolloutbus
 from rolloutbus.errors import ProcessFailed
 from tests.sglang.fleets import fleet_of
+from tests.tiny_models import claim_too_much
 
 pytestmark = [pytest.mark.timeout(600), pytest.mark.asyncio(loop_scope="session")]
 
@@ -38,6 +39,19 @@ async def test_a_model_that_cannot_be_loaded_is_named_with_its_fault(
 
     with pytest.raises(ProcessFailed, match=why):
         async with rolloutbus.up(**fleet_of(broken)):
+            pass
+
+
+@pytest.mark.shows("a model that does not fit")
+async def test_a_model_that_cannot_fit_is_refused_before_it_is_read(
+    llama: Path, tmp_path: Path
+) -> None:
+    huge = tmp_path / "huge"
+    shutil.copytree(llama, huge)
+    claim_too_much(huge)
+
+    with pytest.raises(ProcessFailed, match="out of memory before it is loaded"):
+        async with rolloutbus.up(**fleet_of(huge)):
             pass
 
 

@@ -19,6 +19,7 @@ from tests.tiny_models import (
     Build,
     changed,
     check_fresh,
+    claim_too_much,
     make_model,
     prompt,
     work,
@@ -210,6 +211,14 @@ def test_a_model_that_cannot_be_loaded_is_named(tmp_path: Path, log: StepLog) ->
     (tmp_path / "config.json").write_text("{}")
     with pytest.raises(ValueError, match="safetensors"):
         build_engine("transformers", {"model": str(tmp_path)}, log)
+
+
+@pytest.mark.shows("a model that does not fit")
+def test_a_model_that_cannot_fit_is_refused_before_it_is_read(tmp_path: Path, log: StepLog) -> None:
+    make_model("llama", 0).save_pretrained(tmp_path)
+    claim_too_much(tmp_path)
+    with pytest.raises(ValueError, match=r"out of memory .* take [\d,.]+ GiB, of [\d,.]+ GiB"):
+        build_engine("transformers", {"model": str(tmp_path), "device": "cpu"}, log)
 
 
 def test_a_closed_engine_says_so(build: Build) -> None:
