@@ -22,7 +22,7 @@ DEPLOY_VENV := .venv-deploy
 RELEASE_VENV := .venv-release
 ADAPTERS := skyrl-0.3 trl
 # Those for which a commit's 25 minutes leave no room.
-ADAPTERS_NIGHTLY := areal art ray skyrl-0.2 verl
+ADAPTERS_NIGHTLY := areal art ray s3 skyrl-0.2 verl
 PEERS_NEEDS := tests/peers/requirements.txt tests/peers/requirements-alone.txt
 # What one process has to do alone comes first.
 UNIT := $(wildcard tests/architecture tests/stateful tests/fuzz tests/conformance tests/unit)
@@ -185,6 +185,7 @@ docs: $(STAMP) ## Write what is made from the code into docs/: tables, command l
 	$(BIN)/python docs/list_errors.py
 	$(BIN)/python docs/list_engine_options.py
 	$(BIN)/python docs/list_supported.py
+	$(BIN)/python docs/list_surface.py
 
 site: export NO_MKDOCS_2_WARNING := 1
 site: $(STAMP) ## Build the pages as a site into site/, strictly: a dead link is an error

@@ -1,5 +1,7 @@
 """Tiny causal language models with random weights, and what plain forward passes of them say."""
 
+import json
+import os
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from pathlib import Path
@@ -119,3 +121,13 @@ def check_fresh(log: StepLog, w: Work, model: Any, temperature: float = 1.0) -> 
     tokens = np.concatenate([w.prompt, np.array(emitted.tokens, np.int32)])
     want = fresh(model, tokens, len(w.prompt), temperature)
     np.testing.assert_allclose(emitted.logprobs, want, atol=TOLERANCE, rtol=0)
+
+
+def claim_too_much(model: Path) -> None:
+    """Add a file of weights that no machine can hold: 4 TiB of nothing, of which no disk knows."""
+    shape = [1 << 20, 1 << 20]
+    size_bytes = 4 * shape[0] * shape[1]
+    header = json.dumps({"huge": {"dtype": "F32", "shape": shape, "data_offsets": [0, size_bytes]}})
+    path = model / "model-huge.safetensors"
+    path.write_bytes(len(header).to_bytes(8, "little") + header.encode())
+    os.truncate(path, path.stat().st_size + size_bytes)

@@ -2,6 +2,7 @@
 
 import secrets
 import shutil
+import tempfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple, Self
@@ -10,6 +11,8 @@ from rolloutbus.bus.wire.errors import EngineFailed
 from rolloutbus.bus.wire.messages.control import Profiled, Saved, SaveWeights, StartProfile
 from rolloutbus.bus.wire.messages.endings import Done, Problem
 from rolloutbus.engine_worker.engine import Checkpointer, EngineBusy, Profiler
+from rolloutbus.engine_worker.engines.shared.checkpoint_writer import INDEX
+from rolloutbus.engine_worker.host.object_storage import SCHEME, ObjectPrefix
 from rolloutbus.engine_worker.settings import WorkerSettings
 
 NOWHERE: Mapping[str, str] = {}
@@ -80,6 +83,8 @@ def save_weights(checkpointer: Checkpointer, ask: SaveWeights, targets: Mapping[
         address = f"{place.rstrip('/')}/{ask.name}"
         checkpointer.save(address, ask.kind)
         return Saved(address, [], 0)
+    if place.startswith(SCHEME):
+        return _save_objects(checkpointer, ask, f"{place.rstrip('/')}/{ask.name}")
     if not Path(place).is_dir():
         message = f"the directory of {ask.target!r} is not there; its operator has to make it"
         raise _refusal("unsupported", message, "target")
@@ -90,13 +95,28 @@ def save_weights(checkpointer: Checkpointer, ask: SaveWeights, targets: Mapping[
     fresh.mkdir()
     try:
         checkpointer.save(str(fresh), ask.kind)
-        files = sorted(_files(fresh))
-        size_bytes = sum((fresh / name).stat().st_size for name in files)
+        saved = _saved(str(folder), fresh)
         fresh.rename(folder)
     except BaseException:
         shutil.rmtree(fresh, ignore_errors=True)
         raise
-    return Saved(str(folder), files, size_bytes)
+    return saved
+
+
+def _save_objects(checkpointer: Checkpointer, ask: SaveWeights, address: str) -> Saved:
+    """Write to a directory for temporary files, and from there to the storage."""
+    objects = ObjectPrefix.of(address)
+    objects.require_empty()
+    with tempfile.TemporaryDirectory(prefix="rolloutbus-") as folder:
+        checkpointer.save(folder, ask.kind)
+        saved = _saved(address, Path(folder))
+        objects.upload(Path(folder), saved.files, last=INDEX)
+    return saved
+
+
+def _saved(place: str, folder: Path) -> Saved:
+    files = sorted(_files(folder))
+    return Saved(place, files, sum((folder / name).stat().st_size for name in files))
 
 
 def _place(ask: SaveWeights, targets: Mapping[str, str]) -> str:
@@ -105,7 +125,8 @@ def _place(ask: SaveWeights, targets: Mapping[str, str]) -> str:
         known = ", ".join(sorted(targets)) or "none; see the worker's setting `save_targets`"
         message = f"this worker's operator has named no place {ask.target!r}; named are: {known}"
         raise _refusal("unsupported", message, "target")
-    if ("://" in place) != (ask.kind == "remote"):
+    holds_objects = place.startswith(SCHEME) and ask.kind != "remote"
+    if ("://" in place) != (ask.kind == "remote") and not holds_objects:
         what = "an address" if "://" in place else "a directory"
         message = f"{ask.target!r} is {what}, which {ask.kind!r} is not written to"
         raise _refusal("bad_request", message, "kind")

@@ -1,19 +1,17 @@
-"""docs/engine.md names what users of other engines know, and what it says is here is here."""
+"""docs/engine_surface.toml names what users of other engines know; what it says is here is here."""
 
 import ast
 import inspect
 import re
-from collections.abc import Iterator
 from types import ModuleType
 from typing import Any, Unpack, get_args, get_origin, get_type_hints
 
 import pytest
 
 import rolloutbus
+from docs.list_surface import surface
 from rolloutbus.trainer_adapter.client import logit_processors
-from tests.architecture.source_tree import ROOT
 
-HEADING = "## Names that users of other engines know"
 CODE = re.compile(r"`([^`]+)`")
 CALLED = re.compile(r"[A-Za-z_][\w.]*\(.*\)")
 FIELD = re.compile(r"[A-Z]\w*\.[A-Za-z_]+")
@@ -128,23 +126,17 @@ KNOWN = [
 """What complete engines of other projects call their operations, fields and settings."""
 
 
-def rows() -> Iterator[tuple[str, str]]:
-    """(elsewhere, here) of each row below the heading."""
-    page = (ROOT / "docs/engine.md").read_text(encoding="utf-8")
-    for line in page[page.index(HEADING) :].splitlines():
-        if line.startswith("|") and not line.startswith(("|---", "| elsewhere")):
-            elsewhere, here = re.split(r"(?<!\\)\|", line.strip("|"))
-            yield elsewhere, here
+CALLS = [item.call for item in surface().items.values()]
 
 
 def spans(pattern: re.Pattern[str]) -> list[str]:
-    """Code in the right column that is wholly such."""
-    found = {span for _, here in rows() for span in CODE.findall(here)}
+    """Code in what is said to be here that is wholly such."""
+    found = {span for call in CALLS for span in CODE.findall(call)}
     return sorted(span for span in found if pattern.fullmatch(span))
 
 
 def ours(path: str) -> Any:  # noqa: ANN401 - a method, a class, a function
-    """What a name in the right column stands for."""
+    """What a name in there stands for."""
     first, *rest = path.split(".")
     places: dict[str, ModuleType] = {"rolloutbus": rolloutbus, "logit_processors": logit_processors}
     if not rest and not first[0].isupper():
@@ -172,13 +164,12 @@ def keywords_of(call: Any) -> set[str]:  # noqa: ANN401 - as above
 
 
 @pytest.mark.parametrize("name", KNOWN)
-def test_every_known_name_is_in_the_left_column(name: str) -> None:
-    words = {word for left, _ in rows() for span in CODE.findall(left) for word in span.split(":")}
-    assert name in words
+def test_every_known_name_is_an_item(name: str) -> None:
+    assert name in {part for item in surface().items for part in (item, *item.split("."))}
 
 
 @pytest.mark.parametrize("called", spans(CALLED))
-def test_what_is_called_in_the_right_column_exists_and_takes_what_is_given(called: str) -> None:
+def test_what_is_called_exists_and_takes_what_is_given(called: str) -> None:
     call = ast.parse(called.replace("…", "..."), mode="eval").body
     assert isinstance(call, ast.Call)
     method = ours(ast.unparse(call.func))
@@ -190,7 +181,7 @@ def test_what_is_called_in_the_right_column_exists_and_takes_what_is_given(calle
 
 
 @pytest.mark.parametrize("named", spans(FIELD))
-def test_what_is_named_in_the_right_column_exists(named: str) -> None:
+def test_what_is_named_exists(named: str) -> None:
     owner, field = named.split(".")
     kind = public(owner)
     assert hasattr(kind, field) or field in get_type_hints(kind)

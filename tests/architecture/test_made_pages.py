@@ -8,14 +8,17 @@ from pathlib import Path
 import pytest
 
 import rolloutbus
-from docs import list_commands, list_engine_options, list_errors, list_supported
+from docs import list_commands, list_engine_options, list_errors, list_supported, list_surface
 from docs.site_pages import with_links_of_site
 from rolloutbus.bus.wire.problem_codes import CODES, LOCAL_CODES
 from tests.architecture.source_tree import ROOT, Module, source_modules
 
 PAGES = {
     module.PAGE: module.page
-    for module in (list_commands, list_engine_options, list_errors, list_supported)
+    for module in (
+        *(list_commands, list_engine_options, list_errors),
+        *(list_supported, list_surface),
+    )
 }
 API = ROOT / "docs" / "reference" / "api.md"
 ROUTERS = "refusal"

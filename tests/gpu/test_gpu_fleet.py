@@ -75,6 +75,7 @@ async def assert_truth(
     publisher.forget()
 
 
+@pytest.mark.shows("CUDA IPC")
 async def test_over_cuda_ipc(model: Path, tmp_path: Path) -> None:
     up = rolloutbus.up(
         model=model, workers=1, engine="transformers", engine_options=ENGINE, run_dir=tmp_path / "r"

@@ -87,6 +87,7 @@ async def trainer(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Tra
         publisher.forget()
 
 
+@pytest.mark.shows("abort_all_requests")
 @pytest.mark.parametrize("in_flight", ["keep", "retract", "abort", "finish_old"])
 async def test_each_token_is_of_the_version_it_says_with_overlapped_steps(
     trainer: Trainer, in_flight: Literal["keep", "retract", "abort", "finish_old"]
@@ -110,6 +111,7 @@ async def test_each_token_is_of_the_version_it_says_with_overlapped_steps(
     assert {int(each) for each in rollout.token_versions} == {versions[-1]}
 
 
+@pytest.mark.shows("update_named_weights", "CUDA IPC")
 @pytest.mark.parametrize("transport", ["cuda_ipc", "shm", "tcp", "delta"])
 async def test_weights_come_while_requests_run(trainer: Trainer, transport: str) -> None:
     # A delta needs a version in the store to be the difference to.
@@ -138,6 +140,7 @@ async def test_weights_come_while_requests_run(trainer: Trainer, transport: str)
     assert {int(each) for each in rollout.token_versions} == {published.version}
 
 
+@pytest.mark.shows("MemoryTag.CUDA_GRAPH")
 async def test_sleep_frees_what_captured_graphs_hold(trainer: Trainer) -> None:
     # What SGLang's allocator keeps for later is given back with the cache, and is no graph.
     await trainer.client.flush_cache()
@@ -155,6 +158,7 @@ async def test_sleep_frees_what_captured_graphs_hold(trainer: Trainer) -> None:
     trainer.assert_labelled([50, 63], rollout)
 
 
+@pytest.mark.shows("sleep", "wake_up")
 @pytest.mark.parametrize("tag", ["kv_cache", "weights"])
 async def test_sleep_gives_memory_back_to_the_driver(
     trainer: Trainer, tag: Literal["kv_cache", "weights"]

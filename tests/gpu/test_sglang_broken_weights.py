@@ -10,6 +10,7 @@ N_ENDLESS = 3500
 """Nearly the context."""
 
 
+@pytest.mark.shows("weights that overflow")
 async def test_requests_of_overflowing_weights_fail_and_the_engine_lives(
     tmp_path_factory: pytest.TempPathFactory,
 ) -> None:

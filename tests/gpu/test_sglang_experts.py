@@ -41,6 +41,7 @@ async def served(
         yield client, load_tiny(path)
 
 
+@pytest.mark.shows("return_routed_experts")
 async def test_routed_experts_are_those_of_each_place(
     served: tuple[RolloutClient, Any],
 ) -> None:

@@ -62,6 +62,7 @@ def assert_from(
     assert min(errors.values()) > FAR, (name, errors)
 
 
+@pytest.mark.shows("load_lora_adapter_from_tensors", "lora_request", "lora_backend")
 async def test_rows_of_one_batch_use_different_adapters_and_none(served: Served) -> None:
     client, model = served
     adapters = {
@@ -85,6 +86,7 @@ async def test_rows_of_one_batch_use_different_adapters_and_none(served: Served)
         assert_from(name, models, prompt, rollout)
 
 
+@pytest.mark.shows("update_weights_from_lora")
 async def test_an_adapter_is_replaced_while_others_serve(served: Served) -> None:
     client, model = served
     old, new, other = (random_lora(model, seed, scale=SCALE) for seed in (11, 12, 13))

@@ -34,6 +34,7 @@ async def n_cached(client: RolloutClient) -> int:
     return int(rollout.arrays["cached_tokens"][0])
 
 
+@pytest.mark.shows("kv_events_config")
 async def test_what_is_cached_is_told_and_what_is_flushed_is_not(served: Served) -> None:
     client = served.client
     assert await n_cached(client) == 0

@@ -158,6 +158,7 @@ TRUNCATED: Mapping[str, SamplingParams] = {
 N_KNOWN = 128
 
 
+@pytest.mark.shows("top_k", "top_p", "min_p")
 @pytest.mark.parametrize("beside", ["alone", "all"])
 async def test_behaviour_logprobs_are_those_of_what_the_kernels_sampled_from(
     served: Served, beside: str

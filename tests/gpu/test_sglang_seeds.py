@@ -38,6 +38,7 @@ async def sample(client: RolloutClient, seed: int | None = 7) -> Rollout:
     return await client.generate(PROMPT, sampling, deadline_s=DEADLINE_S)
 
 
+@pytest.mark.shows("sampling_seed")
 async def test_a_seed_gives_the_same_tokens_alone_and_in_a_full_batch(
     client: RolloutClient, path: Path
 ) -> None:

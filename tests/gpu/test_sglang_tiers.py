@@ -116,6 +116,7 @@ async def test_what_device_and_host_forgot_is_found_in_files(
     assert error_of(load_tiny(path), prompt_of(20), rollout) < NEAR
 
 
+@pytest.mark.shows("flush the CPU's tier", "flush the storage's tier", "clear_hicache_storage")
 async def test_what_every_tier_forgot_is_computed_anew(client: RolloutClient, stored: Path) -> None:
     n_before = n_pages_in(stored)
     await ask(client, 30)

@@ -56,6 +56,9 @@ async def assert_follows(client: rolloutbus.RolloutClient, seed: int) -> None:
         assert np.array_equal(rollout.tokens, following[before])
 
 
+@pytest.mark.shows(
+    "tensor parallel updates", "inference_engine_tensor_parallel_size", "gpu_memory_utilization"
+)
 async def test_one_model_over_both_takes_new_weights(model: tuple[PermutingModel, Path]) -> None:
     weights, folder = model
     arguments = {**ARGUMENTS, "tp_size": 2}
@@ -82,6 +85,7 @@ async def test_one_model_over_both_takes_new_weights(model: tuple[PermutingModel
     weights.become(0)
 
 
+@pytest.mark.shows("init_weight_update_communicator", "weight_sync_backend: nccl")
 @pytest.mark.usefixtures("second_gpu")
 async def test_weights_come_by_nccl(model: tuple[PermutingModel, Path]) -> None:
     weights, folder = model

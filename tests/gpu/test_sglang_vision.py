@@ -49,6 +49,7 @@ def apart(one: Rollout, other: Rollout) -> float:
     return float(np.abs(one.arrays["logprobs_of"][0] - other.arrays["logprobs_of"][0]).mean())
 
 
+@pytest.mark.shows("image_data")
 async def test_what_an_image_shows_changes_what_follows(client: RolloutClient) -> None:
     images = [picture(color) for color in COLORS]
     first = [await look(client, image) for image in images]

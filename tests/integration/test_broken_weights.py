@@ -19,6 +19,7 @@ pytestmark = [
 FLEET: UpOptions = {**REAL_ENGINES, "workers": 1}
 
 
+@pytest.mark.shows("weights that overflow")
 @pytest.mark.parametrize("hurt", HURT)
 async def test_requests_of_overflowing_weights_fail_and_the_engine_lives(
     client: RolloutClient, tiny_model: Path, hurt: str

@@ -19,6 +19,7 @@ N_STEPS = 2
 TOLERANCE = 1e-4
 
 
+@pytest.mark.shows("colocated cycle")
 async def test_after_each_sleep_the_rollouts_are_those_of_the_new_weights(tmp_path: Path) -> None:
     build_tiny_model(tmp_path, seed=1)
     reference = Reference(tmp_path)

@@ -94,6 +94,7 @@ def assert_done(result: FleetResult, names: list[str] = WORKERS) -> None:
     assert result.silent == []
 
 
+@pytest.mark.shows("pause_generation")
 @pytest.mark.parametrize("mode", ["in_place", "retract"])
 async def test_a_paused_stream_stands_still_and_goes_on_as_if_nothing_had_been(
     client: RolloutClient, mode: PauseMode
@@ -188,6 +189,7 @@ async def test_aborting_everything_returns_what_was_sampled_and_spares_other_cli
         await goes_on(client, spared)
 
 
+@pytest.mark.shows("request_ids")
 async def test_aborting_one_rid_leaves_its_siblings_alone(client: RolloutClient) -> None:
     streams = await all_under_way([client] * 3, sampling(ENDLESS))
 
@@ -199,6 +201,7 @@ async def test_aborting_one_rid_leaves_its_siblings_alone(client: RolloutClient)
         await goes_on(client, streamed)
 
 
+@pytest.mark.shows("sleep")
 @pytest.mark.parametrize("tags", [["kv_cache"], ["weights"], ["weights", "kv_cache"]])
 async def test_a_sleeping_fleet_serves_again_after_it_woke_up(
     client: RolloutClient, tags: list[MemoryTag]
@@ -237,6 +240,7 @@ async def test_a_worker_with_running_requests_refuses_to_sleep(client: RolloutCl
     await goes_on(client, streamed)
 
 
+@pytest.mark.shows("sleep.tags", "sleep.abort_first")
 async def test_a_busy_worker_is_stopped_first_and_its_requests_go_on_when_it_wakes(
     client: RolloutClient,
 ) -> None:
@@ -256,6 +260,7 @@ async def test_a_busy_worker_is_stopped_first_and_its_requests_go_on_when_it_wak
     assert rollout.n_resumed >= n_tokens
 
 
+@pytest.mark.shows("sleep.drain_timeout")
 async def test_a_busy_worker_is_drained_before_it_sleeps(client: RolloutClient) -> None:
     running = Streamed(client, PROMPT, sampling(N_TOKENS))
     await running.reached(N_BEFORE)
@@ -269,6 +274,7 @@ async def test_a_busy_worker_is_drained_before_it_sleeps(client: RolloutClient) 
     await assert_undisturbed(client, rollout)
 
 
+@pytest.mark.shows("sleep.timeout")
 async def test_a_worker_that_cannot_be_drained_in_time_stays_awake_and_says_so(
     client: RolloutClient,
 ) -> None:
@@ -300,6 +306,7 @@ async def test_a_sleep_that_says_nothing_or_two_things_is_refused(
     assert caught.value.field == field
 
 
+@pytest.mark.shows("abort_generation")
 async def test_a_trainer_stops_what_all_clients_sample_and_each_has_its_partial(
     client: RolloutClient, fleet: Fleet
 ) -> None:
@@ -316,6 +323,7 @@ async def test_a_trainer_stops_what_all_clients_sample_and_each_has_its_partial(
     assert await client.abort_policy("nobody") == 0
 
 
+@pytest.mark.shows("reset_prefix_cache")
 async def test_flushing_forgets_cached_prompts_once(client: RolloutClient) -> None:
     prompt = list(range(3, 63))
     rollout = await client.generate(prompt, SamplingParams(max_new_tokens=4), deadline_s=DEADLINE_S)
@@ -327,6 +335,7 @@ async def test_flushing_forgets_cached_prompts_once(client: RolloutClient) -> No
     assert second.n_tokens == 0
 
 
+@pytest.mark.shows("reset_running_requests")
 async def test_prefixes_are_reset_also_while_requests_run_which_go_on(
     client: RolloutClient,
 ) -> None:
@@ -343,6 +352,7 @@ async def test_prefixes_are_reset_also_while_requests_run_which_go_on(
     assert rollout.n_attempts == 2
 
 
+@pytest.mark.shows("get_server_info")
 async def test_server_info_and_status_tell_the_same_story(
     fleet: rolloutbus.Fleet, client: RolloutClient
 ) -> None:

@@ -19,6 +19,7 @@ FLEET: UpOptions = {"workers": 1, "engine_options": {"threads": 1, "slots": 2}}
 PROMPT = [4, 5, 6]
 
 
+@pytest.mark.shows("get_weight_version")
 async def test_new_and_restarted_workers_sample_with_what_was_published(
     fleet: Fleet, client: RolloutClient, tiny_model: Path
 ) -> None:

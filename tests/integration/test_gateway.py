@@ -79,6 +79,7 @@ async def busy(client: RolloutClient) -> None:
     await status_when(client, lambda status: status.n_running > 0)
 
 
+@pytest.mark.shows("enable_http_endpoint")
 async def test_openais_package_chats(user: openai.AsyncOpenAI) -> None:
     answer = await user.chat.completions.create(
         model="tiny", messages=says("hello"), temperature=0, n=2, logprobs=True, seed=3
@@ -497,6 +498,7 @@ async def test_without_a_tokenizer_texts_are_refused_with_the_reason(fleet: Flee
             assert "--tokenizer" in reply.json["error"]["message"]
 
 
+@pytest.mark.shows("http_endpoint_host", "http_endpoint_port")
 async def test_fleet_brings_its_gateway_up_and_back(tiny_model: Path) -> None:
     options = {"served_model_name": "mine", "chat_defaults": {"logprobs": True}}
     async with up(model=tiny_model, workers=1, store=False, http=0, http_options=options) as fleet:

@@ -181,6 +181,7 @@ async def test_trainer_that_stalls_is_given_up_at_the_deadline(
     assert await versions(client) == before
 
 
+@pytest.mark.shows("destroy_group")
 async def test_group_is_over_when_it_is_destroyed_while_it_receives(
     served: Gateway, step: Step
 ) -> None:

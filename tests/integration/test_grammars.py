@@ -75,6 +75,7 @@ def assert_call(name: str, arguments: str) -> None:
     assert told in {"weather": [{"unit": "C"}, {"unit": "F"}], "stop": [{}]}[name]
 
 
+@pytest.mark.shows("tool_choice")
 @pytest.mark.parametrize("choice", ["required", NAMED])
 async def test_a_call_is_forced_whole_and_in_a_stream(
     user: openai.AsyncOpenAI, choice: object
@@ -97,6 +98,7 @@ async def test_a_call_is_forced_whole_and_in_a_stream(
     assert deltas[-1].finish_reason == "tool_calls"
 
 
+@pytest.mark.shows("response_format")
 async def test_an_answer_has_the_form_that_was_asked_for(user: openai.AsyncOpenAI) -> None:
     form: Any = {"type": "json_schema", "json_schema": {"name": "ok", "schema": SCHEMA}}
     create: Any = user.chat.completions.create
@@ -136,6 +138,7 @@ async def test_sglangs_endpoint_takes_grammars(
     assert re.fullmatch(pattern, reply.json["text"])
 
 
+@pytest.mark.shows("no_stop_trim")
 @pytest.mark.parametrize("is_kept", [False, True])
 async def test_a_text_ends_before_its_stop_text_unless_that_is_to_be_kept(
     served: Gateway, client: RolloutClient, is_kept: bool

@@ -92,6 +92,9 @@ def assert_true(
         assert np.nanmax(error) < TOLERANCE, (rollout.version_runs, int(np.nanargmax(error)))
 
 
+@pytest.mark.shows(
+    "response_logprobs", "weight_version", "update_named_weights", "abort_all_requests"
+)
 @pytest.mark.parametrize(
     ("in_flight", "mode"),
     [
@@ -132,6 +135,7 @@ async def moved_from(streamed: Streamed, victim: str) -> None:
     await streamed.grown_by(N_BEFORE)
 
 
+@pytest.mark.shows("death of an engine")
 async def test_logprobs_are_true_after_a_worker_was_killed(
     fleet: Fleet, client: RolloutClient, reference: Reference
 ) -> None:

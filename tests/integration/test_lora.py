@@ -48,6 +48,7 @@ async def all_began_anew(client: RolloutClient, before: set[tuple[str, str]]) ->
     )
 
 
+@pytest.mark.shows("load_lora_adapter_from_tensors")
 async def test_rollouts_with_each_adapter_and_without_run_side_by_side(
     client: RolloutClient,
     model: Any,  # noqa: ANN401
@@ -56,6 +57,7 @@ async def test_rollouts_with_each_adapter_and_without_run_side_by_side(
     await lora_steps.adapters_run_side_by_side(client, model, adapters, N_EACH)
 
 
+@pytest.mark.shows("lora_name")
 async def test_a_new_version_serves_new_rollouts_and_leaves_the_others_alone(
     client: RolloutClient,
     model: Any,  # noqa: ANN401

@@ -56,6 +56,7 @@ def chat(cue: str, **more: Any) -> dict[str, Any]:  # noqa: ANN401 - fields of a
     return {"messages": [{"role": "user", "content": f"please {cue}"}], **GREEDY, **more}
 
 
+@pytest.mark.shows("chat_completion", "n")
 async def test_a_chat_is_answered_in_openais_form(openai: OpenAIClient) -> None:
     response = await openai.chat_completion(chat("hello", n=2))
 
@@ -70,6 +71,7 @@ async def test_a_chat_is_answered_in_openais_form(openai: OpenAIClient) -> None:
     assert response["usage"] == {"prompt_tokens": 3, "completion_tokens": 10, "total_tokens": 13}
 
 
+@pytest.mark.shows("tools")
 async def test_a_tool_call_is_read_from_what_the_model_says(openai: OpenAIClient) -> None:
     response = await openai.chat_completion(chat("weather", tools=TOOLS))
 
@@ -100,6 +102,7 @@ async def test_a_broken_call_is_text_and_no_error(openai: OpenAIClient) -> None:
     assert '{"name":"oops",' in choice["message"]["content"]
 
 
+@pytest.mark.shows("stream")
 async def test_the_stream_of_a_chat_says_what_the_whole_answer_says(
     openai: OpenAIClient,
 ) -> None:
@@ -171,6 +174,7 @@ async def test_an_answer_ends_before_its_stop_text(openai: OpenAIClient) -> None
     assert "".join(contents) == "Good day "
 
 
+@pytest.mark.shows("max_tokens", "max_completion_tokens", "completion")
 async def test_prompts_of_a_completion_may_be_texts_or_tokens(
     openai: OpenAIClient, reciting: tuple[Path, PreTrainedTokenizerFast]
 ) -> None:
@@ -202,6 +206,7 @@ async def test_a_completion_tells_logprobs_in_columns_also_in_a_stream(
     assert chunks[-1]["logprobs"] == logprobs
 
 
+@pytest.mark.shows("request_payload", "session_id")
 async def test_requests_of_a_session_go_where_it_is(
     openai: OpenAIClient, client: RolloutClient
 ) -> None:

@@ -29,18 +29,22 @@ def steps(client: RolloutClient) -> Steps:
     return Steps(client, BLOCK)
 
 
+@pytest.mark.shows("generate_with_session", "cached_tokens")
 async def test_appended_turns_find_the_turns_before_them_in_the_cache(steps: Steps) -> None:
     await session_steps.appended_turns_find_the_turns_before_them(steps)
 
 
+@pytest.mark.shows("session_params.offset")
 async def test_branches_find_what_they_share_in_the_cache(steps: Steps) -> None:
     await session_steps.branches_find_what_they_share(steps)
 
 
+@pytest.mark.shows("session_params.replace")
 async def test_a_replaced_turn_finds_what_was_before_it_in_the_cache(steps: Steps) -> None:
     await session_steps.a_replaced_turn_finds_what_was_before_it(steps)
 
 
+@pytest.mark.shows("session streams")
 async def test_streamed_turns_are_turns_like_others(steps: Steps) -> None:
     await session_steps.streamed_turns_are_turns(steps)
 
@@ -83,6 +87,7 @@ async def test_a_turn_that_fails_leaves_the_transcript_as_it_was(steps: Steps) -
         assert session.transcript.tokens.tolist() == before
 
 
+@pytest.mark.shows("open_session", "close_session")
 async def test_a_session_can_be_opened_and_closed_by_hand(client: RolloutClient) -> None:
     session = await client.session("by-hand").open()
     assert "by-hand" in client.sessions

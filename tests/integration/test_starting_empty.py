@@ -57,6 +57,7 @@ async def test_all_workers_make_up_the_same_weights(client: RolloutClient) -> No
     assert first.tokens.tolist() == second.tokens.tolist()
 
 
+@pytest.mark.shows("load_format: dummy")
 async def test_a_trainer_brings_the_first_weights(
     fleet: Fleet, client: RolloutClient, tiny_model: Path
 ) -> None:
@@ -101,6 +102,7 @@ def as_snapshot(model: Path, into: Path) -> Path:
     return snapshot
 
 
+@pytest.mark.shows("load_weights_from_disk", "hub snapshots")
 async def test_the_snapshot_of_a_hub_cache_is_published(
     client: RolloutClient, tiny_model: Path, tmp_path: Path
 ) -> None:
@@ -114,6 +116,7 @@ async def test_the_snapshot_of_a_hub_cache_is_published(
     assert rollout.tokens.tolist() == reference.likeliest(PROMPT, rollout)
 
 
+@pytest.mark.shows("load_format of a directory")
 async def test_a_directory_that_lacks_what_its_index_names_is_refused(
     client: RolloutClient, tiny_model: Path, tmp_path: Path
 ) -> None:

@@ -39,6 +39,7 @@ def tokenizer() -> PreTrainedTokenizerFast:
     )
 
 
+@pytest.mark.shows("prompts", "responses", "decode")
 async def test_text_is_what_its_tokens_say(
     client: RolloutClient, tokenizer: PreTrainedTokenizerFast
 ) -> None:
@@ -62,6 +63,7 @@ async def test_a_conversation_is_answered_after_its_template(
     assert (await client.generate(prompt, SAMPLING)).tokens.tolist() == said.rollout.tokens.tolist()
 
 
+@pytest.mark.shows("StreamingChunk.text")
 async def test_streamed_text_joins_to_the_whole(
     client: RolloutClient, tokenizer: PreTrainedTokenizerFast
 ) -> None:
@@ -72,6 +74,7 @@ async def test_streamed_text_joins_to_the_whole(
     assert "".join(pieces) == (await texts.generate("w1 w2", SAMPLING)).text
 
 
+@pytest.mark.shows("a call from another thread")
 async def test_the_blocking_client_says_the_same(
     fleet: rolloutbus.Fleet, client: RolloutClient
 ) -> None:

@@ -221,6 +221,7 @@ def was_changed_by_text(turns: Sequence[OfflineRollout]) -> bool:
     )
 
 
+@pytest.mark.shows("session_id")
 @pytest.mark.parametrize("template", TEMPLATES)
 @pytest.mark.parametrize("way", ["session", "token_ids"])
 async def test_chats_go_on_token_by_token(

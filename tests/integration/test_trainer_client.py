@@ -24,6 +24,7 @@ FLEET = REAL_ENGINES
 FEW = SamplingParams(max_new_tokens=3, ignore_eos=True)
 
 
+@pytest.mark.shows("data_parallel_rank", "num_inference_engines")
 async def test_requests_run_at_the_worker_that_they_name(client: RolloutClient) -> None:
     prompts = [[1, 2, 3]] * 6
     for worker in ("w0", "w1"):
@@ -36,6 +37,7 @@ async def test_a_worker_that_nobody_knows_is_refused_by_its_name(client: Rollout
         await client.generate([1, 2], FEW, worker="w7", deadline_s=DEADLINE_S)
 
 
+@pytest.mark.shows("generate", "InferenceEngineInput", "sampling_params", "return_exceptions")
 async def test_rows_of_a_batch_end_each_by_itself(client: RolloutClient) -> None:
     samplings = [FEW, SamplingParams(max_new_tokens=3, temperature=-1.0), FEW]
     good, bad, last = await client.generate_batch(
@@ -47,6 +49,7 @@ async def test_rows_of_a_batch_end_each_by_itself(client: RolloutClient) -> None
     assert [row.field for row in bad if isinstance(row, Refused)] == 2 * ["sampling.temperature"]
 
 
+@pytest.mark.shows("max_prompt_length")
 async def test_a_prompt_that_is_cut_is_sampled_as_what_is_left_of_it(client: RolloutClient) -> None:
     greedy = SamplingParams(max_new_tokens=4, temperature=0.0, ignore_eos=True)
     prompt = [n % 50 for n in range(40)]
@@ -59,6 +62,7 @@ async def test_a_prompt_that_is_cut_is_sampled_as_what_is_left_of_it(client: Rol
     assert whole.n_prompt_dropped == 0
 
 
+@pytest.mark.shows("tp_size", "pp_size", "dp_size", "ep_size")
 async def test_a_worker_is_asked_for_its_facts_once(client: RolloutClient) -> None:
     facts = await client.facts()
     assert (facts.engine, facts.max_context) == ("transformers", MAX_CONTEXT)

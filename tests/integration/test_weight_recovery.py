@@ -145,6 +145,7 @@ async def test_a_real_model_takes_what_a_step_changed(tiny_model: Path, seed: in
         assert step.moved_bytes["w0"] < sum(each.nbytes for each in tensors.values()) / 50
 
 
+@pytest.mark.shows("validate_weights")
 async def test_zeros_that_are_meant_are_published_restored_and_caught_up_to(
     tiny_model: Path,
 ) -> None:

@@ -32,6 +32,7 @@ async def served(fleet: Fleet, llama: Path) -> AsyncIterator[Gateway]:
         yield running
 
 
+@pytest.mark.shows("enable_http_endpoint")
 @pytest.mark.parametrize("backend", ["sglang", "sglang-oai"])
 async def test_bench_serving_measures_a_gateway(
     served: Gateway, llama: Path, tmp_path: Path, backend: str

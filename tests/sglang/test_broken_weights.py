@@ -12,6 +12,7 @@ from tests.sglang.processes import scheduler_pids
 pytestmark = [pytest.mark.timeout(600), pytest.mark.asyncio(loop_scope="session")]
 
 
+@pytest.mark.shows("weights that overflow")
 @pytest.mark.parametrize("hurt", HURT)
 async def test_requests_of_overflowing_weights_fail_and_the_engine_lives(
     fleet: Fleet, client: RolloutClient, llama: Path, hurt: str

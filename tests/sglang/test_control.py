@@ -54,6 +54,7 @@ def assert_done(result: FleetResult) -> None:
     assert result.only(Done) == Done()
 
 
+@pytest.mark.shows("pause_generation", "continue_generation", "resume_generation")
 @pytest.mark.parametrize("mode", ["in_place", "retract"])
 async def test_a_paused_stream_stands_still_and_goes_on_as_if_nothing_had_been(
     client: RolloutClient, reference: SameWeights, mode: PauseMode
@@ -136,6 +137,7 @@ async def test_abort_stops_exactly_the_request_that_it_names(fleet: Fleet) -> No
     await abort_stops_exactly_the_request_that_it_names(fleet.address, sampling)
 
 
+@pytest.mark.shows("abort_generation")
 async def test_an_aborted_request_returns_what_was_sampled_and_spares_the_others(
     client: RolloutClient, reference: SameWeights
 ) -> None:

@@ -42,6 +42,7 @@ async def trained(client: RolloutClient, llama: Path) -> AsyncIterator[tuple[int
     await publisher.publish(before, require="all", deadline_s=DEADLINE_S)
 
 
+@pytest.mark.shows("death of an engine")
 async def test_requests_outlive_the_death_of_a_scheduler_with_the_weights_they_had(
     fleet: Fleet, client: RolloutClient, trained: tuple[int, Reference]
 ) -> None:

@@ -39,6 +39,7 @@ asyncio.run(main())
 DEADLINE_S = 200.0
 
 
+@pytest.mark.shows("two environments")
 @pytest.mark.skipif(not CLIENT.exists(), reason="there is no second environment here")
 @pytest.mark.timeout(240)
 @pytest.mark.parametrize("engine", ["transformers", "sglang"])

@@ -34,6 +34,15 @@ def assert_true(
     assert np.abs(truth - rollout.logprobs).max() < TOLERANCE
 
 
+@pytest.mark.shows(
+    "prompt_token_ids",
+    "InferenceEngineOutput",
+    "response_ids",
+    "response_logprobs",
+    "max_new_tokens",
+    "max_generate_length",
+    "logprobs: 0",
+)
 async def test_greedy_tokens_and_logprobs_are_those_of_a_plain_forward_pass(
     client: RolloutClient, reference: SameWeights
 ) -> None:
@@ -44,6 +53,7 @@ async def test_greedy_tokens_and_logprobs_are_those_of_a_plain_forward_pass(
         assert_true(reference, prompt, rollout, 0.0)
 
 
+@pytest.mark.shows("sampling_params", "temperature")
 async def test_neighbours_with_other_sampling_change_nothing(
     client: RolloutClient, reference: SameWeights
 ) -> None:
@@ -61,6 +71,7 @@ async def test_neighbours_with_other_sampling_change_nothing(
         assert_true(reference, prompt, rollout, sampling.temperature)
 
 
+@pytest.mark.shows("generate", "n_per_prompt", "group_outputs_by_prompt", "random_seed")
 async def test_samples_of_one_prompt_differ(client: RolloutClient) -> None:
     sampling = SamplingParams(max_new_tokens=24, temperature=1.0, ignore_eos=True)
 
@@ -70,6 +81,7 @@ async def test_samples_of_one_prompt_differ(client: RolloutClient) -> None:
     assert len({tuple(each.tokens.tolist()) for group in samples for each in group}) == 8
 
 
+@pytest.mark.shows("generate_stream", "StreamingChunk.logprobs", "StreamingChunk.finished")
 async def test_streams_hold_each_token_of_their_results_once(client: RolloutClient) -> None:
     streams = [Streamed(client, prompt, sampling) for prompt in PROMPTS for sampling in MIXED[:3]]
 
@@ -80,6 +92,7 @@ async def test_streams_hold_each_token_of_their_results_once(client: RolloutClie
         assert streamed.logprobs == rollout.logprobs.tolist()
 
 
+@pytest.mark.shows("StreamingChunk.delta_tokens", "supports_streaming")
 async def test_a_stream_tells_tokens_as_they_are_made(client: RolloutClient) -> None:
     streamed = Streamed(client, PROMPTS[0], SamplingParams(max_new_tokens=200, ignore_eos=True))
     await streamed.rollout()
@@ -87,6 +100,7 @@ async def test_a_stream_tells_tokens_as_they_are_made(client: RolloutClient) -> 
     assert len(streamed.deltas) > 2
 
 
+@pytest.mark.shows("ignore_eos", "stop_token_ids")
 async def test_stop_tokens_end_a_request_also_without_end_of_sequence(
     client: RolloutClient, reference: SameWeights
 ) -> None:
@@ -109,6 +123,7 @@ async def test_stop_tokens_end_a_request_also_without_end_of_sequence(
         assert_true(reference, prompt, rollout, 1.0)
 
 
+@pytest.mark.shows("stop_reasons")
 async def test_end_of_sequence_ends_a_request_unless_ignored(client: RolloutClient) -> None:
     hot = SamplingParams(max_new_tokens=4000, temperature=5.0)
     rollout = await client.generate(PROMPTS[2], hot, deadline_s=DEADLINE_S)

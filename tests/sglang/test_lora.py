@@ -78,6 +78,13 @@ async def loaded(client: RolloutClient) -> dict[str, int]:
     return (await client.server_info()).only(ServerFacts).adapters
 
 
+@pytest.mark.shows(
+    "load_lora_adapter_from_tensors",
+    "lora_request",
+    "enable_lora",
+    "max_loras_per_batch",
+    "weight_sync_method: lora",
+)
 async def test_rollouts_with_each_adapter_and_without_run_in_one_batch(
     client: RolloutClient,
     model: Any,  # noqa: ANN401
@@ -110,6 +117,7 @@ async def test_an_adapter_that_overflows_ends_its_own_rollouts(
     assert (await client.status()).troubled == {}
 
 
+@pytest.mark.shows("lora_name")
 async def test_a_new_version_serves_new_rollouts_and_leaves_the_others_alone(
     client: RolloutClient,
     model: Any,  # noqa: ANN401
@@ -118,6 +126,7 @@ async def test_a_new_version_serves_new_rollouts_and_leaves_the_others_alone(
     await lora_steps.a_new_version_leaves_the_others_alone(client, model, swap)
 
 
+@pytest.mark.shows("unload_lora_adapter")
 async def test_an_adapter_that_was_unloaded_in_use_serves_its_rollout_to_the_end_and_no_other(
     client: RolloutClient,
     model: Any,  # noqa: ANN401
@@ -136,6 +145,7 @@ async def test_an_adapter_that_was_unloaded_in_use_serves_its_rollout_to_the_end
     assert_from(lora.merged(model), PROMPT, await running.cut())
 
 
+@pytest.mark.shows("pinned")
 async def test_no_adapter_makes_room_for_another_unasked(
     client: RolloutClient,
     model: Any,  # noqa: ANN401
@@ -152,6 +162,7 @@ async def test_no_adapter_makes_room_for_another_unasked(
     assert_from(lora.merged(model), PROMPT, rollout)
 
 
+@pytest.mark.shows("load_lora_adapter", "lora_path")
 async def test_an_adapter_comes_from_files_below_the_operators_directory(
     client: RolloutClient,
     model: Any,  # noqa: ANN401
@@ -165,6 +176,7 @@ async def test_an_adapter_comes_from_files_below_the_operators_directory(
         await client.load_lora("missing", 1, path="nowhere")
 
 
+@pytest.mark.shows("lora_refusals", "max_lora_rank")
 async def test_an_adapter_that_the_engine_cannot_take_is_refused_and_the_engine_lives(
     client: RolloutClient,
     model: Any,  # noqa: ANN401
@@ -205,6 +217,7 @@ async def test_new_weights_keep_the_adapters(
     assert_from(changed, PROMPT, without)
 
 
+@pytest.mark.shows("score")
 async def test_scores_are_the_softmax_of_a_plain_forward_pass(
     client: RolloutClient,
     model: Any,  # noqa: ANN401
@@ -234,6 +247,7 @@ async def test_scores_come_while_rollouts_run(client: RolloutClient) -> None:
         await each.cut()
 
 
+@pytest.mark.shows("supports_embeddings")
 async def test_a_model_that_generates_neither_embeds_nor_ranks(client: RolloutClient) -> None:
     with pytest.raises(EngineFailed, match="is_embedding"):
         await client.embed([PROMPT])

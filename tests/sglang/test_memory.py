@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 import pytest_asyncio
 
-from rolloutbus import Fleet, Rollout, RolloutClient, SamplingParams, WeightPublisher
+from rolloutbus import Fleet, Rollout, RolloutClient, SamplingParams, WeightPublisher, types
 from rolloutbus.bus.wire.messages.control import Flushed, Memory, MemoryTag
 from rolloutbus.bus.wire.messages.endings import Done
-from rolloutbus.errors import RequestError, RolloutCancelled
+from rolloutbus.errors import FleetCommandFailed, RequestError, RolloutCancelled
 from tests.integration.live_fleet import DEADLINE_S, Streamed, facts_when
 from tests.integration.reference import Reference
 from tests.sglang.models import ENDLESS
@@ -51,6 +51,7 @@ async def asleep_now(client: RolloutClient) -> list[str]:
     return facts["w0"].asleep
 
 
+@pytest.mark.shows("sleep", "enable_weights_cpu_backup")
 @pytest.mark.parametrize("tags", [["weights"], ["kv_cache"], ["cuda_graph"], ALL])
 async def test_an_engine_with_a_copy_samples_the_same_after_its_sleep(
     client: RolloutClient, tags: list[MemoryTag]
@@ -68,6 +69,66 @@ async def test_an_engine_with_a_copy_samples_the_same_after_its_sleep(
     assert np.abs(after.logprobs - before.logprobs).max() < TOLERANCE
 
 
+@pytest.mark.shows("sleep_all", "wake_up_all", "sleep.tags", "MemoryTag", "MemoryTag.ALL")
+@pytest.mark.parametrize("tags", [None, types.MemoryTag.ALL], ids=["none", "all"])
+async def test_no_tags_are_all_of_them(client: RolloutClient, tags: list[MemoryTag] | None) -> None:
+    before = await greedy(client)
+
+    assert sorted((await client.sleep(tags)).only(Memory).asleep) == sorted(ALL)
+    assert (await client.wake_up(tags)).only(Memory).asleep == []
+
+    assert (await greedy(client)).tokens.tolist() == before.tokens.tolist()
+
+
+@pytest.mark.shows("sleep_weights_only", "wake_up_weights_only", "MemoryTag.TRAINING_DEFAULT")
+async def test_while_a_trainer_trains_the_weights_alone_can_sleep(client: RolloutClient) -> None:
+    before = await greedy(client)
+    tags = types.MemoryTag.TRAINING_DEFAULT
+
+    assert (await client.sleep(tags)).only(Memory).asleep == [types.MemoryTag.WEIGHTS]
+    assert (await client.wake_up(tags)).only(Memory).asleep == []
+
+    assert (await greedy(client)).tokens.tolist() == before.tokens.tolist()
+
+
+@pytest.mark.shows("sleep.abort_first")
+async def test_a_busy_engine_is_stopped_first_and_its_requests_go_on_when_it_wakes(
+    client: RolloutClient,
+) -> None:
+    streamed = Streamed(client, PROMPT, LONG)
+    await streamed.reached(10)
+
+    asleep = (await client.sleep(abort_first=True, deadline_s=DEADLINE_S)).only(Memory)
+
+    assert sorted(asleep.asleep) == sorted(ALL)
+    assert await streamed.stands_still()
+    await client.wake_up()
+    await streamed.grown_by(10)
+    assert streamed.is_contiguous
+    assert (await streamed.cut()).n_attempts == 2
+
+
+@pytest.mark.shows("sleep.drain_timeout", "sleep.timeout")
+async def test_a_busy_engine_is_drained_or_stays_awake_at_the_deadline(
+    client: RolloutClient,
+) -> None:
+    endless = Streamed(client, PROMPT, LONG)
+    await endless.reached(10)
+    with pytest.raises(FleetCommandFailed, match="busy"):
+        await client.sleep(drain=True, deadline_s=1.0)
+    await endless.grown_by(10)
+    await endless.cut()
+
+    some = SamplingParams(max_new_tokens=400, ignore_eos=True)
+    running = Streamed(client, PROMPT, some)
+    await running.reached(10)
+    asleep = (await client.sleep(drain=True, deadline_s=DEADLINE_S)).only(Memory)
+
+    assert sorted(asleep.asleep) == sorted(ALL)
+    assert len((await running.rollout()).tokens) == some.max_new_tokens
+
+
+@pytest.mark.shows("wake_up", "wake_up.tags", "wake_up.timeout", "MemoryTag.KV_CACHE")
 async def test_requests_wait_until_the_last_tag_is_back(client: RolloutClient) -> None:
     await client.sleep(ALL)
     waiting = Streamed(client, PROMPT, GREEDY)
@@ -132,6 +193,7 @@ async def test_requests_that_are_aborted_as_they_come_keep_no_engine_awake(
     assert (await client.sleep(["kv_cache"])).only(Memory).asleep == ["kv_cache"]
 
 
+@pytest.mark.shows("MemoryTag.WEIGHTS", "colocated cycle")
 async def test_woken_weights_without_a_copy_serve_nobody_until_they_are_replaced(
     operated: RolloutClient, llama: Path
 ) -> None:

@@ -71,6 +71,7 @@ def error_in(result: Any) -> RequestError:  # noqa: ANN401 - a FleetResult
     return told
 
 
+@pytest.mark.shows("save to a directory")
 async def test_saved_weights_are_those_that_were_published_last(
     operated: RolloutClient, llama: Path
 ) -> None:
@@ -89,6 +90,7 @@ async def test_saved_weights_are_those_that_were_published_last(
     assert {"config.json", "tokenizer.json"} <= set(saved.files)
 
 
+@pytest.mark.shows("save_sharded_model")
 async def test_weights_are_saved_as_the_ranks_hold_them(operated: RolloutClient) -> None:
     saved = await operated.save_weights("models", "sharded", worker="w0", kind="sharded")
 
@@ -105,6 +107,7 @@ async def test_a_place_that_cannot_be_written_to_is_told_and_harms_nothing(
     assert told.value.outcome == "failed"
 
 
+@pytest.mark.shows("save_remote_model")
 @pytest.mark.skipif(not EXECUTABLE.exists(), reason="there is no Redis for this Python")
 async def test_weights_are_saved_to_a_store_of_tensors(
     operated: RolloutClient, llama: Path, redis_port: int
@@ -124,6 +127,7 @@ async def test_weights_are_saved_to_a_store_of_tensors(
             assert torch.equal(found, tensor), name
 
 
+@pytest.mark.shows("start_profile", "stop_profile")
 async def test_a_profile_shows_what_the_scheduler_did(
     operated: RolloutClient, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
@@ -139,6 +143,7 @@ async def test_a_profile_shows_what_the_scheduler_did(
     assert error_in(await operated.stop_profile(check=False)).code == "busy"
 
 
+@pytest.mark.shows("start_profile.num_steps")
 async def test_a_profile_of_some_steps_stops_by_itself(operated: RolloutClient) -> None:
     await operated.start_profile(n_steps=2)
     await operated.generate(PROMPT, GREEDY, deadline_s=DEADLINE_S)
@@ -167,6 +172,7 @@ async def test_what_cannot_be_profiled_here_is_refused(
     assert error_in(await operated.stop_profile(check=False)).code == "busy"
 
 
+@pytest.mark.shows("get_loads", "max_num_seqs")
 async def test_gauges_are_those_of_the_engine(operated: RolloutClient) -> None:
     before = (await operated.get_load()).only(Load).gauges
     assert before["max_running_requests"] == SLOTS
@@ -181,6 +187,7 @@ async def test_gauges_are_those_of_the_engine(operated: RolloutClient) -> None:
     assert after[told] > before[told]
 
 
+@pytest.mark.shows("get_server_info")
 async def test_an_engine_says_what_it_is(operated: RolloutClient) -> None:
     facts = (await operated.server_info()).only(ServerFacts)
 
@@ -190,6 +197,7 @@ async def test_an_engine_says_what_it_is(operated: RolloutClient) -> None:
     assert facts.software["torch"] == importlib.metadata.version("torch")
 
 
+@pytest.mark.shows("reset_prefix_cache", "flush the GPU's tier")
 async def test_a_flush_tells_how_much_it_forgot(operated: RolloutClient) -> None:
     await operated.flush_cache()
     prompt = [*range(100, 140)]

@@ -54,6 +54,7 @@ async def marking(first: RolloutClient) -> AsyncIterator[RolloutClient]:
         yield connected
 
 
+@pytest.mark.shows("kv_events_config")
 async def test_requests_with_a_common_beginning_go_where_it_is_cached(
     marking: RolloutClient,
 ) -> None:

@@ -97,6 +97,7 @@ async def load_when(
             await asyncio.sleep(PACE_S)  # an engine tells nobody when it changes
 
 
+@pytest.mark.shows("KV cache pressure")
 async def test_requests_that_do_not_fit_together_are_right_all_the_same(
     client: RolloutClient, llama: Path
 ) -> None:
@@ -120,6 +121,7 @@ async def test_requests_that_do_not_fit_together_are_right_all_the_same(
     assert other[-1].tokens.tolist() == alone.tokens.tolist()
 
 
+@pytest.mark.shows("priority", "forward_hooks")
 async def test_of_requests_that_wait_in_the_engine_the_urgent_one_goes_first(
     client: RolloutClient, hook: Hook
 ) -> None:
@@ -146,6 +148,7 @@ async def test_of_requests_that_wait_in_the_engine_the_urgent_one_goes_first(
     assert ended == sorted(PRIORITIES, reverse=True)
 
 
+@pytest.mark.shows("out of memory is recognised", "retry after out of memory")
 async def test_an_engine_that_runs_out_of_memory_says_so_and_its_request_goes_on(
     fleet: Fleet, client: RolloutClient, llama: Path, hook: Hook
 ) -> None:

@@ -54,6 +54,7 @@ async def test_greedy_tokens_and_logprobs_are_those_of_a_plain_forward_pass(
         assert np.abs(truth - rollout.logprobs).max() < TOLERANCE
 
 
+@pytest.mark.shows("context_length", "max_model_len", "prompts beyond the context")
 @pytest.mark.parametrize("n_prompt", [1, 100, USABLE - 1])
 async def test_prompt_and_output_may_fill_the_context_and_not_more(
     client: RolloutClient, n_prompt: int
@@ -71,6 +72,7 @@ async def test_prompt_and_output_may_fill_the_context_and_not_more(
         await client.generate(prompt, too_much, deadline_s=DEADLINE_S)
 
 
+@pytest.mark.shows("enable_memory_saver")
 @pytest.mark.parametrize("kind", ["sleep", "wake_up"])
 async def test_memory_that_would_not_be_freed_is_not_given_up(
     client: RolloutClient, kind: str

@@ -45,6 +45,7 @@ def classes_of(path: Path, texts: Sequence[Sequence[int]]) -> np.ndarray:
     return np.stack([model(torch.tensor([text])).logits[0].numpy() for text in texts])
 
 
+@pytest.mark.shows("rerank", "gpu_memory_utilization", "mem_fraction_static")
 async def test_ranks_are_those_of_a_plain_forward_pass(tmp_path: Path) -> None:
     path = save_cross_encoder(tmp_path / "model")
     # Without chunks SGLang takes a share for its cache that is for larger machines.
@@ -67,6 +68,7 @@ async def test_ranks_are_those_of_a_plain_forward_pass(tmp_path: Path) -> None:
     assert np.abs(np.array(alone) - truth[:2]).max() < TOLERANCE
 
 
+@pytest.mark.shows("score of reward models")
 async def test_classes_are_those_of_a_plain_forward_pass(tmp_path: Path) -> None:
     path = save_classifier(tmp_path / "model")
     async with rolloutbus.up(**fleet_of(path, is_embedding=True)) as fleet:

@@ -1,6 +1,7 @@
 """Models that read: vectors of the real SGLang, and what it must never be asked by mistake."""
 
 import asyncio
+import json
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any, cast
@@ -24,12 +25,16 @@ from tests.sglang.models import byte_tokenizer
 pytestmark = [pytest.mark.timeout(240), pytest.mark.asyncio(loop_scope="module")]
 
 TOLERANCE = 1e-4
+DIMENSIONS = [16, 32]
+"""Beginnings of a vector that serve as one."""
 TEXTS = [[5, 6, 7, 8, 9], [10], [11, 12] * 400, [5, 6, 7, 8, 10]]
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def fleet(llama: Path) -> AsyncIterator[Fleet]:
-    async with rolloutbus.up(**fleet_of(llama, is_embedding=True)) as running:
+    made_for = json.dumps({"is_matryoshka": True, "matryoshka_dimensions": DIMENSIONS})
+    options = fleet_of(llama, is_embedding=True, json_model_override_args=made_for)
+    async with rolloutbus.up(**options) as running:
         yield running
 
 
@@ -40,6 +45,7 @@ async def client(fleet: Fleet) -> AsyncIterator[RolloutClient]:
         yield connected
 
 
+@pytest.mark.shows("encode", "encode_single", "async_encode", "compute_similarity")
 async def test_a_vector_is_the_normalised_last_state_of_a_plain_forward_pass(
     client: RolloutClient, llama: Path
 ) -> None:
@@ -56,11 +62,22 @@ async def test_a_vector_is_the_normalised_last_state_of_a_plain_forward_pass(
     assert abs(similarity - float(expected[0] @ expected[3])) < TOLERANCE
 
 
-async def test_vectors_are_cut_only_by_models_made_for_it(client: RolloutClient) -> None:
+@pytest.mark.shows("dimensions")
+async def test_vectors_are_cut_to_the_dimensions_that_the_model_was_made_for(
+    client: RolloutClient,
+) -> None:
     with pytest.raises(RequestError, match="matryoshka"):
         await client.embed(TEXTS, dimensions=8)
 
-    assert (await client.embed(TEXTS)).rows.shape == (len(TEXTS), 64)
+    whole = (await client.embed(TEXTS)).rows
+    assert whole.shape == (len(TEXTS), 64)
+    for size in DIMENSIONS:
+        lengths = np.linalg.norm(whole[:, :size], axis=1, keepdims=True)
+        cut = (await client.embed(TEXTS, dimensions=size)).rows
+        assert np.abs(cut - whole[:, :size] / lengths).max() < TOLERANCE
+    similarity = await client.compute_similarity(TEXTS[0], TEXTS[3], dimensions=DIMENSIONS[0])
+    first, _, _, other = (await client.embed(TEXTS, dimensions=DIMENSIONS[0])).rows
+    assert abs(similarity - float(first @ other)) < TOLERANCE
 
 
 async def test_openais_package_gets_vectors_over_http(

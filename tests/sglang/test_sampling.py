@@ -17,20 +17,27 @@ import pytest_asyncio
 
 import rolloutbus
 from rolloutbus import Fleet, Grammar, OpenAIClient, Rollout, RolloutClient, SamplingParams, Want
-from rolloutbus.bus.wire.messages.generation import Generate, GrammarKind, Prefix
+from rolloutbus.bus.wire.messages.generation import Generate, GrammarKind, Prefix, Processor
 from rolloutbus.errors import EngineFailed, Refused
+from rolloutbus.trainer_adapter.client import logit_processors
 from rolloutbus.trainer_adapter.client.asks import GenerateOptions, ask_of
 from rolloutbus.trainer_adapter.client.core.requests import Ask
 from rolloutbus.trainer_adapter.client.core.settings import ClientSettings
 from rolloutbus.trainer_adapter.client.logit_processors import (
+    ActionMaskProcessor,
+    DisallowedTokensProcessor,
+    TemperatureScheduleProcessor,
     action_mask,
+    create_rl_logit_processor,
     disallowed_tokens,
+    parse_rl_logit_processor,
     temperature_schedule,
 )
 from tests.integration.live_fleet import Streamed
 from tests.sglang.conftest import DEADLINE_S
 from tests.sglang.fleets import fleet_of
 from tests.sglang.models import EOS, VOCAB_SIZE, byte_tokenizer
+from tests.sglang.reference import SameWeights
 
 pytestmark = [pytest.mark.timeout(240), pytest.mark.asyncio(loop_scope="session")]
 
@@ -38,6 +45,8 @@ TOLERANCE = 1e-4
 GREEDY = SamplingParams(max_new_tokens=12, temperature=0.0, ignore_eos=True)
 PROMPT = [70, 71, 72]
 LOW, HIGH = list(range(100, 140)), list(range(400))
+OPERATORS = {"no_repeats": "tests.own_processors:no_repeats"}
+"""Processors that both engines were started with."""
 
 
 class Case(NamedTuple):
@@ -66,6 +75,9 @@ CASES: Mapping[str, Case] = {
                 disallowed_tokens(LOW[:20]),
             ]
         },
+    ),
+    "operator's own": Case(
+        [50, 51, 52], GREEDY, {"processors": [Processor("no_repeats"), action_mask(LOW)]}
     ),
     "penalties": Case(
         [50, 51, 52],
@@ -102,6 +114,8 @@ async def sglang(llama: Path) -> AsyncIterator[RolloutClient]:
     options = fleet_of(
         llama, text=True, disable_overlap_schedule=False, enable_return_hidden_states=True
     )
+    assert "engine_options" in options
+    options["engine_options"] = {**options["engine_options"], "processors": OPERATORS}
     async with rolloutbus.up(**options) as fleet:
         client = await connected(fleet, "sampling")
         yield client
@@ -112,6 +126,7 @@ async def sglang(llama: Path) -> AsyncIterator[RolloutClient]:
 async def other(llama: Path) -> AsyncIterator[RolloutClient]:
     """The same model on the transformers engine."""
     options: dict[str, Any] = {"device": "cpu", "max_context": 2048, "threads": 1}
+    options["processors"] = OPERATORS
     async with rolloutbus.up(model=llama, workers=1, engine_options=options) as fleet:
         client = await connected(fleet, "opinion")
         yield client
@@ -149,6 +164,16 @@ async def test_mixed_rows_of_one_batch_give_what_each_gives_alone(sglang: Rollou
         assert_same(await run(sglang, case), together)
 
 
+@pytest.mark.shows(
+    "min_new_tokens",
+    "repetition_penalty",
+    "frequency_penalty",
+    "presence_penalty",
+    "logit_bias",
+    "action_mask",
+    "disallowed_tokens",
+    "enable_custom_logit_processor",
+)
 async def test_both_engines_give_the_same(sglang: RolloutClient, other: RolloutClient) -> None:
     cases = CASES.values()
     here = await asyncio.gather(*(run(sglang, case) for case in cases))
@@ -157,6 +182,7 @@ async def test_both_engines_give_the_same(sglang: RolloutClient, other: RolloutC
         assert_same(one, two, name)
 
 
+@pytest.mark.shows("presence_penalty")
 @pytest.mark.parametrize("name", CASES)
 async def test_a_resumed_request_goes_on_as_if_it_had_never_stopped(
     sglang: RolloutClient, name: str
@@ -164,6 +190,54 @@ async def test_a_resumed_request_goes_on_as_if_it_had_never_stopped(
     whole = await run(sglang, CASES[name])
     for n_kept in (1, 5):
         assert_same(await resumed(sglang, CASES[name], whole, n_kept), whole)
+
+
+@pytest.mark.shows("repetition_penalty", "frequency_penalty")
+@pytest.mark.shows(
+    "RLActionMaskProcessor",
+    "mask_value",
+    "DisallowedTokensProcessor",
+    "TemperatureScaleProcessor",
+    "create_rl_logit_processor",
+    "parse_rl_logit_processor",
+)
+async def test_processors_do_what_their_known_names_say(
+    sglang: RolloutClient, other: RolloutClient, llama: Path
+) -> None:
+    reference = SameWeights(llama)
+    both = create_rl_logit_processor(action_mask=LOW, disallowed_tokens=LOW[:20])
+    assert both is not None
+    hot_as_text = logit_processors.text_of(TemperatureScheduleProcessor(1, 2, 0))
+    asked = {
+        "mask": ActionMaskProcessor(LOW),
+        "a mask that anything outweighs": ActionMaskProcessor(LOW, mask_value=1e6),
+        "blocked": DisallowedTokensProcessor(HIGH),
+        "text": parse_rl_logit_processor(both),
+        "twice as hot": parse_rl_logit_processor(hot_as_text),
+    }
+    for client in (sglang, other):
+        told = {
+            name: await run(client, Case([5, 6, 7], GREEDY, {"processors": [each]}))
+            for name, each in asked.items()
+        }
+        tokens = {name: {*rollout.tokens.tolist()} for name, rollout in told.items()}
+        assert tokens["mask"] <= {*LOW}
+        assert not tokens["a mask that anything outweighs"] & {*LOW}
+        assert not tokens["blocked"] & {*HIGH}
+        assert tokens["text"] <= {*LOW[20:]}
+        hot = told["twice as hot"]
+        assert np.abs(hot.logprobs - reference.fresh([5, 6, 7], hot, 2.0)).max() < TOLERANCE
+
+
+@pytest.mark.shows("custom_logit_processor")
+async def test_an_operators_processor_sees_the_tokens_so_far(
+    sglang: RolloutClient, other: RolloutClient
+) -> None:
+    case = CASES["operator's own"]
+    for client in (sglang, other):
+        whole = await run(client, case)
+        assert len({*whole.tokens.tolist()}) == case.sampling.max_new_tokens
+        assert_same(await resumed(client, case, whole, 5), whole)
 
 
 async def test_rules_hold_when_the_cache_is_dropped_on_the_way(sglang: RolloutClient) -> None:
@@ -195,6 +269,7 @@ TRUNCATED: Mapping[str, SamplingParams] = {
 }
 
 
+@pytest.mark.shows("top_k", "top_p", "min_p")
 async def test_behaviour_logprobs_are_renormalised_over_what_was_sampled_from(
     sglang: RolloutClient,
 ) -> None:
@@ -226,6 +301,7 @@ async def test_a_top_k_of_one_is_told_with_its_temperature(
     assert_same(await run(sglang, case), await run(other, case))
 
 
+@pytest.mark.shows("logprobs: N", "token_ids_logprob", "return_sampling_mask")
 async def test_what_is_wanted_of_each_token_is_the_same_on_both_engines(
     sglang: RolloutClient, other: RolloutClient
 ) -> None:
@@ -248,6 +324,7 @@ async def test_arrays_of_a_resumed_request_begin_where_it_went_on(sglang: Rollou
         assert np.abs(values - whole.arrays[name][5:]).max() < TOLERANCE, name
 
 
+@pytest.mark.shows("logprob_start_len")
 async def test_prompt_logprobs_are_those_of_a_forward_pass(
     sglang: RolloutClient, other: RolloutClient
 ) -> None:
@@ -275,6 +352,7 @@ async def test_the_first_token_of_a_prompt_has_no_logprob(sglang: RolloutClient)
     assert np.isnan(told.arrays["prompt_logprobs"]).tolist() == [True, False, False]
 
 
+@pytest.mark.shows("return_hidden_states", "hidden_states")
 async def test_hidden_states_are_those_of_the_last_token_or_of_all(sglang: RolloutClient) -> None:
     prompt = [201, 202, 203, 204]
     full = await run(sglang, Case(prompt, GREEDY, {"want": Want(hidden_states="full")}))
@@ -285,6 +363,7 @@ async def test_hidden_states_are_those_of_the_last_token_or_of_all(sglang: Rollo
     assert np.abs(states[-1] - last.arrays["hidden_states"][0]).max() < TOLERANCE
 
 
+@pytest.mark.shows("stop", "stop_regex")
 async def test_a_stop_text_ends_a_request_and_stays_in_it(
     sglang: RolloutClient, other: RolloutClient
 ) -> None:
@@ -336,6 +415,7 @@ MATCHED: dict[GrammarKind, str] = {
 }
 
 
+@pytest.mark.shows("json_schema", "regex", "ebnf", "structural_tag", "skip_tokenizer_init")
 @pytest.mark.parametrize("kind", GRAMMARS)
 async def test_a_grammar_is_kept_to_also_after_a_request_was_resumed(
     sglang: RolloutClient, kind: GrammarKind
@@ -367,6 +447,7 @@ FORCED: dict[str, Any] = {
 }
 
 
+@pytest.mark.shows("tool_choice")
 @pytest.mark.parametrize(
     ("asked", "names"),
     [

@@ -24,22 +24,33 @@ def steps(client: RolloutClient) -> Steps:
     return Steps(client, block=1)
 
 
+@pytest.mark.shows(
+    "generate_with_session",
+    "cached_tokens",
+    "open_session",
+    "supports_sessions",
+    "session_params.rid",
+)
 async def test_appended_turns_find_the_turns_before_them_in_the_cache(steps: Steps) -> None:
     await session_steps.appended_turns_find_the_turns_before_them(steps)
 
 
+@pytest.mark.shows("session_params.offset")
 async def test_branches_find_what_they_share_in_the_cache(steps: Steps) -> None:
     await session_steps.branches_find_what_they_share(steps)
 
 
+@pytest.mark.shows("session_params.replace", "session_params.drop_previous_output")
 async def test_a_replaced_turn_finds_what_was_before_it_in_the_cache(steps: Steps) -> None:
     await session_steps.a_replaced_turn_finds_what_was_before_it(steps)
 
 
+@pytest.mark.shows("session streams")
 async def test_streamed_turns_are_turns_like_others(steps: Steps) -> None:
     await session_steps.streamed_turns_are_turns(steps)
 
 
+@pytest.mark.shows("reset_running_requests")
 async def test_prefixes_are_reset_also_of_what_runs_which_goes_on(client: RolloutClient) -> None:
     long = SamplingParams(max_new_tokens=ENDLESS, temperature=1.0, ignore_eos=True)
     streamed = Streamed(client, [5, 6, 7], long)
@@ -53,6 +64,7 @@ async def test_prefixes_are_reset_also_of_what_runs_which_goes_on(client: Rollou
     assert (await streamed.cut()).n_attempts == 2
 
 
+@pytest.mark.shows("enable_session_radix_cache")
 async def test_sessions_are_forgotten_last_and_least_recently_used_first(llama: Path) -> None:
     # Room for half of what is asked for below, and for the marks of 8 sessions.
     engine = engine_options(enable_session_radix_cache=True, max_total_tokens=3000)

@@ -10,7 +10,7 @@ import pytest_asyncio
 import torch
 
 import rolloutbus
-from rolloutbus import RolloutClient, SamplingParams, WeightPublisher
+from rolloutbus import RolloutClient, SamplingParams, Want, WeightPublisher
 from tests.integration.reference import Reference
 from tests.sglang.conftest import DEADLINE_S
 from tests.sglang.fleets import fleet_of
@@ -34,12 +34,13 @@ def bare(qwen2: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def client(bare: Path) -> AsyncIterator[RolloutClient]:
     async with (
-        rolloutbus.up(**fleet_of(bare, load_format="dummy")) as fleet,
+        rolloutbus.up(**fleet_of(bare, load_format="dummy", disable_radix_cache=True)) as fleet,
         rolloutbus.connect(fleet.address) as connected,
     ):
         yield connected
 
 
+@pytest.mark.shows("load_format: dummy", "load_weights_from_disk")
 async def test_a_trainer_brings_the_first_weights(client: RolloutClient, qwen2: Path) -> None:
     reference = Reference(qwen2)
     with torch.no_grad():  # SGLang makes up numbers also for what a trainer begins with as zeros
@@ -57,3 +58,11 @@ async def test_a_trainer_brings_the_first_weights(client: RolloutClient, qwen2: 
     reference.keep(back.version)
     rollout = await client.generate(PROMPT, GREEDY, versions="latest", deadline_s=DEADLINE_S)
     assert rollout.tokens.tolist() == reference.likeliest(PROMPT, rollout)
+
+
+@pytest.mark.shows("disable_radix_cache")
+async def test_without_a_prefix_cache_a_prompt_is_computed_again(client: RolloutClient) -> None:
+    want = Want(cached_tokens=True)
+    for _ in range(2):
+        rollout = await client.generate([*range(64)], GREEDY, want=want, deadline_s=DEADLINE_S)
+        assert rollout.arrays["cached_tokens"].tolist() == [0]

@@ -54,6 +54,7 @@ async def all_go_on(streams: list[Streamed]) -> None:
         assert streamed.is_contiguous
 
 
+@pytest.mark.shows("calls at the wrong moment")
 async def test_memory_is_not_released_beside_running_requests(client: RolloutClient) -> None:
     streams = await under_way(client)
 
@@ -135,6 +136,7 @@ async def test_weights_of_another_shape_are_refused(client: RolloutClient, llama
         await WeightPublisher(client).publish(weights, require="all", deadline_s=DEADLINE_S)
 
 
+@pytest.mark.shows("validate_weights")
 async def test_weights_that_are_not_numbers_are_refused(client: RolloutClient, llama: Path) -> None:
     weights = Reference(llama).model.state_dict()
     weights["model.norm.weight"][0] = math.nan

@@ -49,6 +49,9 @@ async def client(fleet: Fleet) -> AsyncIterator[RolloutClient]:
         yield connected
 
 
+@pytest.mark.shows(
+    "tensor parallel updates", "inference_engine_tensor_parallel_size", "tensor_parallel_size"
+)
 async def test_each_version_is_true_and_outlives_the_death_of_one_rank(
     fleet: Fleet, client: RolloutClient, llama: Path
 ) -> None:

@@ -82,6 +82,7 @@ QWEN3 = (
 )
 
 
+@pytest.mark.shows("tool_call_parser")
 def test_sglang_recognises_formats_and_reads_what_we_read() -> None:
     samples = [*ONE.items(), *TWO.items()]
     before = dict.fromkeys(ONE, "Hm.\n") | {"llama3": ""}

@@ -74,6 +74,7 @@ async def test_without_an_account_no_check_is_claimed(client: RolloutClient) -> 
     assert "versions_checked" not in await gauges_of(client)
 
 
+@pytest.mark.shows("update_weight_version")
 @pytest.mark.skipif(not keeps_account(), reason="this SGLang keeps no account of versions")
 async def test_versions_pass_the_check_where_there_is_one(llama: Path) -> None:
     async with client_of(llama) as client:

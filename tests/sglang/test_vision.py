@@ -60,6 +60,7 @@ async def look(client: RolloutClient, *images: bytes, prompt: list[int] | None =
     return await client.generate(tokens, GREEDY, media=media, deadline_s=DEADLINE_S)
 
 
+@pytest.mark.shows("image_data")
 async def test_what_an_image_shows_changes_what_follows(seeing: RolloutClient) -> None:
     red, blue, again = [await look(seeing, image) for image in (RED, BLUE, RED)]
     assert np.abs(red.logprobs - again.logprobs).max() < 1e-4
@@ -67,6 +68,7 @@ async def test_what_an_image_shows_changes_what_follows(seeing: RolloutClient) -
     assert np.abs(red.logprobs - blue.logprobs).max() > 1e-3
 
 
+@pytest.mark.shows("chat_completion", "image_url")
 async def test_the_image_of_a_chat_is_seen(seeing: RolloutClient, vision_model: Path) -> None:
     tokenizer = cast("Any", AutoTokenizer).from_pretrained(vision_model)
     tokenizer.chat_template = CHAT_TEMPLATE

@@ -176,6 +176,7 @@ async def posted(app: FastAPI, path: str, body: dict[str, Any]) -> tuple[int, di
     return sent[0]["status"], json.loads(content)
 
 
+@pytest.mark.shows("load_weights_from_disk", "load_format of a directory")
 async def test_a_checkpoint_named_over_http_is_sampled_from(
     trainer: Trainer, tmp_path: Path
 ) -> None:
@@ -197,6 +198,15 @@ async def test_a_checkpoint_named_over_http_is_sampled_from(
     assert before.tokens.tolist() != after.tokens.tolist()
 
 
+@pytest.mark.shows(
+    "init_weight_update_communicator",
+    "init_info",
+    "weight_sync_backend",
+    "weight_sync_backend: broadcast",
+    "check_weight_sync_integrity",
+    "weight_sync_method: disk",
+    "custom weight loader",
+)
 @pytest.mark.parametrize("transport", TRANSPORTS)
 async def test_weights_come_by_each_transport(trainer: Trainer, transport: Transport) -> None:
     # A delta needs a version to be the difference to.
@@ -213,6 +223,13 @@ async def test_weights_come_by_each_transport(trainer: Trainer, transport: Trans
     assert report.by_worker[WORKER].is_in_store
 
 
+@pytest.mark.shows(
+    "weight_version",
+    "update_named_weights",
+    "abort_all_requests",
+    "flush_cache of an update",
+    "chunked_prefill_size",
+)
 @pytest.mark.parametrize("in_flight", MODES)
 async def test_logprobs_are_true_across_updates(trainer: Trainer, in_flight: InFlight) -> None:
     load = Load(trainer.client)
@@ -251,6 +268,7 @@ async def test_a_paused_fleet_is_updated_and_goes_on_when_told(
     assert_true(trainer.reference, [(prompt, rollout)], by_runs=in_flight == "keep")
 
 
+@pytest.mark.shows("weights that do not fit")
 async def test_what_does_not_fit_the_model_touches_nothing(trainer: Trainer) -> None:
     version = (await trainer.publish()).version
     named = dict(trainer.reference.model.named_parameters())
@@ -267,6 +285,7 @@ async def test_what_does_not_fit_the_model_touches_nothing(trainer: Trainer) -> 
         await assert_greedy_is_true(trainer, version)
 
 
+@pytest.mark.shows("get_weights_by_name")
 async def test_active_weights_are_fetched_by_their_names_in_the_checkpoint(
     trainer: Trainer,
 ) -> None:

@@ -16,6 +16,8 @@ from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import Any
 
+import torch
+
 from rolloutbus.bus.wire.entry import AttemptKey
 from rolloutbus.engine_worker.engine import (
     EngineDied,
@@ -76,6 +78,7 @@ from rolloutbus.engine_worker.engines.sglang.upstream.arguments import server_ar
 from rolloutbus.engine_worker.engines.sglang.upstream.hooks import Lack
 from rolloutbus.engine_worker.engines.sglang.upstream.types import SglangHandle
 from rolloutbus.engine_worker.engines.sglang.weights import SglangWeights
+from rolloutbus.engine_worker.engines.shared.model_size import require_room
 from rolloutbus.engine_worker.engines.shared.processors import Processors
 
 LAST_ROW_S = 5.0
@@ -114,6 +117,10 @@ class SessionLabels:
         await self._thread.manager.close_session(asked, None)
 
 
+FIT_ALL_THE_SAME = ("quantization", "torchao_config", "cpu_offload_gb", "offload_group_size")
+"""Arguments with which weights take less memory than their files tell."""
+
+
 class SglangEngine:
     """Implements `Engine`. EngineDied, from any call: SGLang is dead; only a new engine helps."""
 
@@ -136,6 +143,7 @@ class SglangEngine:
         self._thread: EngineThread | None = None
         processors = Processors(settings.processors)
         arguments = server_arguments(settings, upstream.server_argument_types())
+        _require_room(settings, arguments)
         self._port = None
         if not {"nccl_port", "dist_init_addr"} & arguments.keys():
             self._port = RendezvousPort()
@@ -346,6 +354,20 @@ class SglangEngine:
         self._gone.set()
         if self._thread is not None:
             self._thread.die(cause_of(self._last_words))
+
+
+def _require_room(settings: SglangSettings, arguments: Mapping[str, object]) -> None:
+    """ValueError: the weights are larger than all of the memory that SGLang would load them to.
+
+    Nothing is refused where it keeps them smaller than its files, or not all of them there.
+    """
+    if any(arguments.get(name) for name in FIT_ALL_THE_SAME):
+        return
+    # With `auto` float32 becomes a type of two bytes.
+    item_bytes = 4 if settings.dtype == "float32" else 2
+    n_gpus = 0 if settings.device == "cpu" else torch.cuda.device_count()
+    gpus = [torch.device("cuda", number) for number in range(n_gpus)]
+    require_room(Path(settings.model), item_bytes, gpus)
 
 
 def _built(arguments: Mapping[str, object]) -> SglangHandle:

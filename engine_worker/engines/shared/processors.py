@@ -6,6 +6,7 @@ of a factory; code never comes from a peer.
 
 import importlib
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Protocol, cast
 
@@ -18,15 +19,35 @@ Param = bool | int | float | Sequence[int | float]
 Params = Mapping[str, Param]
 
 
+@dataclass(frozen=True, slots=True)
+class SoFar:
+    """The tokens of a request at the moment when its next one is drawn."""
+
+    n_generated: int
+    """Tokens sampled so far, those of earlier attempts included."""
+    read: Callable[[], tuple[Sequence[int], Sequence[int]]]
+    """Reads `prompt` and `generated`, in one go."""
+
+    @property
+    def prompt(self) -> Sequence[int]:
+        """Token ids of the prompt; in the place of media, ids beyond the vocabulary."""
+        return self.read()[0]
+
+    @property
+    def generated(self) -> Sequence[int]:
+        """Token ids sampled so far, [n_generated]; on a GPU this may wait for the step before."""
+        return self.read()[1]
+
+
 class LogitProcessor(Protocol):
     """Changes the logits of one request. A pure function: engines may call it again."""
 
-    def __call__(self, logits: torch.Tensor, n_generated: int) -> torch.Tensor:
+    def __call__(self, logits: torch.Tensor, so_far: SoFar) -> torch.Tensor:
         """Returns new logits, float32 [vocab]; must not change `logits`.
 
         Args:
             logits: float32 [vocab], after bias and penalties, before temperature.
-            n_generated: tokens sampled so far, those of earlier attempts included.
+            so_far: the tokens before the one that is drawn.
         """
         ...
 
@@ -97,7 +118,7 @@ def factory_at(path: str) -> Factory:
 
 
 def apply(
-    processors: Sequence[LogitProcessor], logits: torch.Tensor, n_generated: int
+    processors: Sequence[LogitProcessor], logits: torch.Tensor, so_far: SoFar
 ) -> torch.Tensor | str:
     """Logits of one request after its processors; a sentence if one of them failed.
 
@@ -108,7 +129,7 @@ def apply(
     is_out = logits == -torch.inf
     try:
         for processor in processors:
-            logits = processor(logits, n_generated)
+            logits = processor(logits, so_far)
         return logits.masked_fill(is_out, -torch.inf)
     # Whatever an operator's processor raises concerns this request and not its engine.
     except Exception as error:  # noqa: BLE001
@@ -143,8 +164,8 @@ def temperature_schedule(params: Params, vocab_size: int) -> LogitProcessor:  # 
     if not isinstance(warmup, int) or isinstance(warmup, bool) or warmup < 0:
         raise ValueError(f"warmup_tokens is {warmup!r}; it must be a number of tokens")
 
-    def scaled(logits: torch.Tensor, n_generated: int) -> torch.Tensor:
-        part = min(1.0, n_generated / warmup) if warmup else 1.0
+    def scaled(logits: torch.Tensor, so_far: SoFar) -> torch.Tensor:
+        part = min(1.0, so_far.n_generated / warmup) if warmup else 1.0
         return logits / (initial + (final - initial) * part)
 
     return scaled
@@ -166,7 +187,7 @@ BUILT_IN: Mapping[str, str] = MappingProxyType(
 def _keep(keep: torch.Tensor, fill: float) -> LogitProcessor:
     """Keeps the logits of some tokens, bool [vocab], and fills the others in."""
 
-    def kept(logits: torch.Tensor, n_generated: int) -> torch.Tensor:  # noqa: ARG001
+    def kept(logits: torch.Tensor, so_far: SoFar) -> torch.Tensor:  # noqa: ARG001
         nonlocal keep
         if keep.device != logits.device:
             keep = keep.to(logits.device)

@@ -1,6 +1,6 @@
 """Rules of single requests in a batch: penalties, bias, processors, and details of tokens."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 import numpy as np
 import torch
@@ -8,7 +8,7 @@ import torch
 from rolloutbus.bus.wire.messages.endings import Problem
 from rolloutbus.bus.wire.messages.generation import Want
 from rolloutbus.engine_worker.engine import Int32s
-from rolloutbus.engine_worker.engines.shared.processors import LogitProcessor, apply
+from rolloutbus.engine_worker.engines.shared.processors import SoFar, apply
 from rolloutbus.engine_worker.engines.shared.request import (
     NO_FLOATS,
     NO_IDS,
@@ -44,7 +44,7 @@ class RowRules:
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._bias: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
-        self._processors: dict[int, Sequence[LogitProcessor]] = {}
+        self._processed: dict[int, EngineRequest] = {}
         self._wants: dict[int, Want] = {}
         self._guarded: set[int] = set()
         """Slots whose rules can leave no token."""
@@ -58,7 +58,7 @@ class RowRules:
             values = torch.tensor(list(bias.values()), dtype=torch.float32, device=self._device)
             self._bias[slot] = ids, values
         if request.processors:
-            self._processors[slot] = request.processors
+            self._processed[slot] = request
         if request.processors or request.sampling.min_new_tokens:
             self._guarded.add(slot)
         if request.wanted is not None:
@@ -72,9 +72,7 @@ class RowRules:
             ids, values = self._bias[int(slots[row])]
             scores[row, ids] += values
 
-    def process(
-        self, scores: torch.Tensor, slots: Slots, n_generated: Slots
-    ) -> Mapping[int, Problem]:
+    def process(self, scores: torch.Tensor, slots: Slots) -> Mapping[int, Problem]:
         """Apply the processors of each row; row -> why it failed.
 
         A failed row is left such that a draw from it does no harm.
@@ -82,14 +80,13 @@ class RowRules:
         Args:
             scores: float32 [n, vocab], overwritten.
             slots: int64 [n].
-            n_generated: int64 [n_slots].
         """
         failed: dict[int, Problem] = {}
         for row in _rows_in(self._guarded, slots):
             slot = int(slots[row])
             if bool(scores[row].isnan().any()):
                 continue  # the model's doing, not the request's
-            done = apply(self._processors.get(slot, ()), scores[row], int(n_generated[slot]))
+            done = self._processed_row(slot, scores[row])
             if not isinstance(done, str) and bool(done.max().isfinite()):
                 scores[row] = done
                 continue
@@ -115,9 +112,17 @@ class RowRules:
             found[row] = _wanted(self._wants[slot], logprobs[row], support, int(tokens[row]))
         return found
 
+    def _processed_row(self, slot: int, scores: torch.Tensor) -> torch.Tensor | str:
+        request = self._processed.get(slot)
+        if request is None:
+            return scores
+        tokens = request.tokens
+        so_far = SoFar(len(tokens), lambda: (request.prompt.tolist(), list(tokens)))
+        return apply(request.processors, scores, so_far)
+
     def _leave(self, slot: int) -> None:
         self._bias.pop(slot, None)
-        self._processors.pop(slot, None)
+        self._processed.pop(slot, None)
         self._wants.pop(slot, None)
         self._guarded.discard(slot)
         self._greedy.discard(slot)

@@ -12,6 +12,7 @@ from transformers.utils import logging as transformers_logging
 
 from rolloutbus.engine_worker.engine import Bytes, TensorSpec
 from rolloutbus.engine_worker.engines.shared.made_up_weights import made_up_model
+from rolloutbus.engine_worker.engines.shared.model_size import require_room
 from rolloutbus.engine_worker.engines.transformers.settings import TransformersSettings
 from rolloutbus.engine_worker.weights.raw_tensor import RawTensor
 from rolloutbus.engine_worker.weights.torch_tensors import DTYPE_NAMES
@@ -122,7 +123,8 @@ def load_causal_lm(settings: TransformersSettings) -> CausalLm:
     """Load the model that `settings` names.
 
     Raises:
-        ValueError: no such directory, no model in it, or one this engine cannot run.
+        ValueError: no such directory, no model in it, one this engine cannot run, or one that this
+            machine has no room for.
     """
     path = Path(settings.model)
     if not (path / "config.json").is_file():
@@ -133,6 +135,7 @@ def load_causal_lm(settings: TransformersSettings) -> CausalLm:
     transformers_logging.disable_progress_bar()
     device = _device(settings.device)
     dtype = torch.float32 if settings.dtype == "float32" else torch.bfloat16
+    require_room(path, dtype.itemsize, [device] if device.type == "cuda" else [])
     configs, models = cast("Any", AutoConfig), cast("Any", AutoModelForCausalLM)  # untyped
     config = configs.from_pretrained(path, local_files_only=True, trust_remote_code=False)
     text = config.get_text_config()

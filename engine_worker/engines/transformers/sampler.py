@@ -131,7 +131,7 @@ class Sampler:
         self._rules.bias(scores, slots)
         self._penalise(scores, slots)
         self._ban_endings(scores, slots)
-        ruled_out = {**self._rules.process(scores, slots, self._n_generated), **dead_ends}
+        ruled_out = {**self._rules.process(scores, slots), **dead_ends}
         temperature = self._temperature[slots]
         greedy = temperature == 0.0
         divisor = np.where(greedy, 1.0, temperature)

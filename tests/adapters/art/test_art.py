@@ -75,6 +75,7 @@ def lines(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Line]:
     return {line["backend"]: line for line in told}
 
 
+@pytest.mark.shows("SGLangBackend", "two environments")
 @pytest.mark.parametrize(("backend", "n_steps"), STEPS.items())
 def test_each_step_is_sampled_from_the_one_before(
     lines: dict[str, Line], backend: str, n_steps: int
@@ -85,6 +86,7 @@ def test_each_step_is_sampled_from_the_one_before(
     assert line["name"] == f"agent@{n_steps + 1}"
 
 
+@pytest.mark.shows("shared mode", "weight_sync_method")
 @pytest.mark.parametrize("backend", STEPS)
 def test_what_a_step_samples_is_what_the_trainer_computes(
     lines: dict[str, Line], backend: str
@@ -118,11 +120,13 @@ def test_a_penalty_is_measured_against_the_step_that_it_names(lines: dict[str, L
     assert before < max(after), "the first step begins at its reference"
 
 
+@pytest.mark.shows("split mode")
 def test_the_cache_survives_a_new_adapter(lines: dict[str, Line]) -> None:
     line = lines["split-lora"]
     assert line["cached"] == line["cached_after"] == {"base": N_LONG, "newest": N_LONG}
 
 
+@pytest.mark.shows("weight_sync_method: restart")
 @pytest.mark.parametrize("backend", ["split-disk", "split-restart"])
 def test_the_cache_of_other_weights_is_never_used(lines: dict[str, Line], backend: str) -> None:
     assert lines[backend]["cached"] == {"base": N_LONG}
@@ -146,12 +150,21 @@ def test_rollouts_of_a_pipeline_end_on_the_step_that_they_began_with(
         assert {lora.partition("@")[0] for lora in loras} == {asked.replace("@", "-")}
 
 
+@pytest.mark.shows(
+    "inference_device",
+    "training_devices",
+    "DeviceConfig",
+    "auto_detect",
+    "server_timeout",
+    "ART_SERVER_TIMEOUT",
+)
 def test_devices_are_chosen_by_what_is_there(lines: dict[str, Line]) -> None:
     apart, shared = [0, [1], False], [0, [0], True]
     assert lines["settings"]["devices"] == [apart, shared, apart, apart]
     assert lines["settings"]["timeout"] == 180
 
 
+@pytest.mark.shows("sglang_config", "flush_cache_on_sync")
 def test_what_means_nothing_here_is_refused_by_its_name(lines: dict[str, Line]) -> None:
     refused = lines["settings"]["refused"]
     parts = {

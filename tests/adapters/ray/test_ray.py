@@ -115,6 +115,7 @@ async def test_a_run_completes_though_a_node_is_killed(
     assert files_of_fleets(own_directory) == []
 
 
+@pytest.mark.shows("Ray actors")
 async def test_a_program_on_ray_gives_a_fleet_bundles_of_its_group(
     address: str, own_directory: Path, tmp_path: Path
 ) -> None:

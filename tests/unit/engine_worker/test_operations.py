@@ -57,7 +57,7 @@ def paths(tmp_path: Path) -> OperatorPaths:
     adapter.mkdir(parents=True)
     (adapter / CONFIG).write_text("{}")
     (adapter / TENSORS).write_bytes(b"tensors")
-    targets = {"disk": str(tmp_path / "out"), "bucket": "s3://bucket/models/"}
+    targets = {"disk": str(tmp_path / "out"), "bucket": "redis://bucket/models/"}
     return OperatorPaths(str(tmp_path / "weights"), targets, str(tmp_path / "profiles"))
 
 
@@ -287,8 +287,8 @@ async def test_remote_weights_go_to_the_named_address(
     engine: CapableEngine, commands: HostCommands
 ) -> None:
     saved = await done(commands, "save_weights", SaveWeights("bucket", "step-1", "remote"))
-    assert saved == Saved("s3://bucket/models/step-1", [], 0)
-    assert engine.checkpointer.saved == [("s3://bucket/models/step-1", "remote")]
+    assert saved == Saved("redis://bucket/models/step-1", [], 0)
+    assert engine.checkpointer.saved == [("redis://bucket/models/step-1", "remote")]
 
 
 @pytest.mark.parametrize(

@@ -15,6 +15,7 @@ from rolloutbus.engine_worker.engines.shared.processors import (
     LogitProcessor,
     Params,
     Processors,
+    SoFar,
     apply,
 )
 
@@ -25,8 +26,8 @@ INF = float("inf")
 class AddsOne:
     """An operator's processor."""
 
-    def __call__(self, logits: torch.Tensor, n_generated: int) -> torch.Tensor:
-        return logits + n_generated
+    def __call__(self, logits: torch.Tensor, so_far: SoFar) -> torch.Tensor:
+        return logits + so_far.n_generated
 
 
 def adds_one(params: Params, vocab_size: int) -> LogitProcessor:
@@ -36,8 +37,8 @@ def adds_one(params: Params, vocab_size: int) -> LogitProcessor:
 
 
 def fails(params: Params, vocab_size: int) -> LogitProcessor:
-    def fail(logits: torch.Tensor, n_generated: int) -> torch.Tensor:
-        raise RuntimeError(f"{params} {vocab_size} {len(logits)} {n_generated}")
+    def fail(logits: torch.Tensor, so_far: SoFar) -> torch.Tensor:
+        raise RuntimeError(f"{params} {vocab_size} {len(logits)} {so_far.n_generated}")
 
     return fail
 
@@ -46,10 +47,14 @@ def built(name: str, **params: Any) -> LogitProcessor:  # noqa: ANN401 - also wh
     return Processors({}).build([Processor(name, params)], VOCAB)[0]
 
 
+def so_far(n_generated: int) -> SoFar:
+    return SoFar(n_generated, lambda: ([1, 2], [3] * n_generated))
+
+
 def after(processor: LogitProcessor, n_generated: int = 0) -> Sequence[float]:
     logits = torch.arange(VOCAB, dtype=torch.float32)
     before = logits.clone()
-    changed = processor(logits, n_generated)
+    changed = processor(logits, so_far(n_generated))
     assert torch.equal(logits, before), "the logits that were given stay as they are"
     return changed.tolist()
 
@@ -137,19 +142,21 @@ def test_a_registration_that_leads_nowhere_is_refused_at_the_start(name: str, pa
 
 def test_a_processor_that_raises_says_so_and_raises_no_further() -> None:
     known = Processors({"broken": f"{__name__}:fails"})
-    told = apply(known.build([Processor("broken")], VOCAB), torch.zeros(VOCAB), 0)
+    told = apply(known.build([Processor("broken")], VOCAB), torch.zeros(VOCAB), so_far(0))
     assert isinstance(told, str)
     assert "RuntimeError" in told
 
 
 def test_what_was_ruled_out_before_stays_so() -> None:
     logits = torch.tensor([-INF, 1.0, 2.0, -INF, 4.0, 5.0, 6.0, 7.0])
-    told = apply([built("action_mask", allowed=[1, 3], mask_value=-9)], logits, 0)
+    told = apply([built("action_mask", allowed=[1, 3], mask_value=-9)], logits, so_far(0))
     assert isinstance(told, torch.Tensor)
     assert told.tolist() == [-INF, 1, -9, -INF, -9, -9, -9, -9]
 
 
 def test_a_processor_that_returns_another_size_fails() -> None:
-    told = apply([lambda logits, n_generated: logits[n_generated:]], torch.zeros(VOCAB), 3)
+    told = apply(
+        [lambda logits, so_far: logits[so_far.n_generated :]], torch.zeros(VOCAB), so_far(3)
+    )
     assert isinstance(told, str)
     assert told.startswith("a processor failed: RuntimeError")

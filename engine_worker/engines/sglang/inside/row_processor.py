@@ -23,7 +23,12 @@ from rolloutbus.engine_worker.engines.sglang.schedulers.rules import (
 )
 from rolloutbus.engine_worker.engines.sglang.upstream import names as upstream
 from rolloutbus.engine_worker.engines.sglang.upstream.types import SglangObject
-from rolloutbus.engine_worker.engines.shared.processors import LogitProcessor, apply, factory_at
+from rolloutbus.engine_worker.engines.shared.processors import (
+    LogitProcessor,
+    SoFar,
+    apply,
+    factory_at,
+)
 from rolloutbus.engine_worker.engines.shared.row_rules import NOTHING_LEFT, penalised
 
 WITHIN = -1
@@ -81,9 +86,13 @@ class RowState:
         """What was generated so far, on the device of `like`, float32 [vocab]."""
         if self._history is None:
             self._history = self._counted(like.shape[-1], like.device)
-            if self.n_generated - self.n_kept > len(self._request.output_ids):
+            if self._is_behind():
                 _count(self._history, self._last)
         return self._history
+
+    def so_far(self) -> SoFar:
+        """What processors see."""
+        return SoFar(self.n_generated, self._all)
 
     def processors(self, vocab_size: int) -> Sequence[LogitProcessor]:
         """Made when first used."""
@@ -96,12 +105,25 @@ class RowState:
         """End the request, which cannot be sampled for, with one of SGLang's finish reasons."""
         self._request.to_finish = reason
 
+    def _is_behind(self) -> bool:
+        """Whether the last token is not booked yet, so that only the device knows it."""
+        return self.n_generated - self.n_kept > len(self._request.output_ids)
+
+    def _booked(self) -> tuple[list[int], list[int]]:
+        """The prompt, and the generated tokens that are booked."""
+        given = list(self._request.origin_input_ids)
+        # A sampled token that was thrown away with the cache may still be booked: go no further.
+        n_own = max(0, self.n_generated - self.n_kept)
+        first = len(given) - self.n_kept
+        return given[:first], [*given[first:], *self._request.output_ids[:n_own]]
+
+    def _all(self) -> tuple[list[int], list[int]]:
+        """The prompt, and all generated tokens."""
+        prompt, generated = self._booked()
+        return prompt, [*generated, int(self._last)] if self._is_behind() else generated
+
     def _counted(self, size: int, device: torch.device) -> History:
-        request, kept = self._request, self.n_kept
-        prompt = list(request.origin_input_ids)
-        # A sampled token that was thrown away with the cache may still be booked: count no further.
-        n_own = max(0, self.n_generated - kept)
-        generated = [*prompt[len(prompt) - kept :], *request.output_ids[:n_own]]
+        prompt, generated = self._booked()
         # Multimodal prompts hold ids beyond the vocabulary.
         known = torch.tensor([t for t in (*prompt, *generated) if 0 <= t < size], dtype=torch.int64)
         counts = torch.bincount(torch.tensor(generated, dtype=torch.int64), minlength=size)
@@ -179,7 +201,7 @@ def _shaped(logits: torch.Tensor, states: Sequence[RowState]) -> torch.Tensor:
         if n < rules.min_new_tokens and rules.end_ids:
             rows[i, list(rules.end_ids)] = -torch.inf
         if rules.processors:
-            done = apply(state.processors(logits.shape[-1]), rows[i], n)
+            done = apply(state.processors(logits.shape[-1]), rows[i], state.so_far())
             if isinstance(done, str):
                 whys[i] = done
             else:

@@ -14,6 +14,7 @@ from tests.step_log import StepLog
 from tests.tiny_models import Build, changed, make_model, work
 
 
+@pytest.mark.shows("save to a directory")
 @pytest.mark.parametrize("name", ["llama", "qwen2"])
 def test_saved_weights_are_those_that_were_installed_last(
     build: Build, paths: dict[str, Path], tmp_path: Path, name: str
@@ -37,6 +38,7 @@ def test_only_whole_tensors_are_written(build: Build, tmp_path: Path) -> None:
         build().checkpointer.save(str(tmp_path), "sharded")
 
 
+@pytest.mark.shows("start_profile", "stop_profile")
 def test_a_profile_holds_the_steps_that_ran_meanwhile(
     build: Build, log: StepLog, tmp_path: Path
 ) -> None:
@@ -74,6 +76,7 @@ def test_what_cannot_be_recorded_is_refused(
         engine.profiler.start(tmp_path, ask)
 
 
+@pytest.mark.shows("get_loads")
 def test_load_counts_blocks_of_what_was_sampled(build: Build, log: StepLog) -> None:
     engine = build(prefix_cache=True, block_size=4)
     before = engine.meter.load()

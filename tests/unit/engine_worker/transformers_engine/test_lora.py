@@ -62,6 +62,7 @@ def test_an_adapter_that_overflows_ends_its_own_requests(build: Build, log: Step
         check_fresh(log, each, MODEL)
 
 
+@pytest.mark.shows("load_lora_adapter")
 def test_an_adapter_comes_from_files_too(build: Build, log: StepLog, tmp_path: Path) -> None:
     engine = build()
     engine.lora.load("a", 7, A.save(tmp_path / "a"))
@@ -123,6 +124,7 @@ def test_a_new_version_of_an_adapter_concerns_no_running_request(
     assert engine.lora.versions() == {"a": 2, "b": 1}
 
 
+@pytest.mark.shows("unload_lora_adapter")
 def test_an_adapter_in_use_is_forgotten_for_new_requests_only(build: Build, log: StepLog) -> None:
     engine = build()
     engine.lora.load("a", 1, A.in_memory())
@@ -204,6 +206,7 @@ def with_tensor(name: str, value: torch.Tensor) -> Callable[[Lora], tuple[dict[s
 Q = "model.layers.0.self_attn.q_proj"
 
 
+@pytest.mark.shows("lora_refusals")
 @pytest.mark.parametrize(
     ("spoil", "why"),
     [

@@ -20,6 +20,7 @@ def logits(texts: list[np.ndarray[tuple[int], np.dtype[np.int32]]]) -> torch.Ten
     return torch.stack([model(input_ids=each).logits[0, -1] for each in ids])
 
 
+@pytest.mark.shows("score")
 @pytest.mark.parametrize("item_first", [False, True])
 def test_scores_are_those_of_a_plain_forward_pass(build: Build, *, item_first: bool) -> None:
     engine = build()

@@ -36,6 +36,7 @@ def ends_at(stops: StopTexts, tokens: Sequence[int]) -> int | None:
     return next((n for n in asked if stops(tokens[:n]) is True), None)
 
 
+@pytest.mark.shows("stop", "stop_regex")
 @pytest.mark.parametrize(
     ("texts", "patterns", "said"),
     [

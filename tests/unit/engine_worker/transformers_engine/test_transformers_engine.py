@@ -19,12 +19,14 @@ from tests.tiny_models import (
     Build,
     changed,
     check_fresh,
+    claim_too_much,
     make_model,
     prompt,
     work,
 )
 
 
+@pytest.mark.shows("temperature")
 @pytest.mark.parametrize("name", list(CONFIGS))
 @pytest.mark.parametrize("prefix_cache", [True, False])
 def test_logprobs_are_those_of_a_fresh_forward_pass(
@@ -42,6 +44,7 @@ def test_logprobs_are_those_of_a_fresh_forward_pass(
         check_fresh(log, job, make_model(name, 0), job.sampling.temperature)
 
 
+@pytest.mark.shows("sampling_seed")
 def test_tokens_depend_on_the_seed_and_not_on_the_batch(build: Build, log: StepLog) -> None:
     jobs = [work(f"r{i}", 20, 3 + i, sampling_seed=i) for i in range(8)]
     build().generate(jobs)
@@ -87,6 +90,7 @@ def test_a_complete_prefix_ends_at_once(build: Build, log: StepLog) -> None:
         assert (log[name].tokens, log[name].finishes) == ([], [reason])
 
 
+@pytest.mark.shows("min_new_tokens", "stop_token_ids")
 def test_it_stops_at_eos_at_stop_ids_and_not_before_the_minimum(build: Build, log: StepLog) -> None:
     engine = build()
     hot: dict[str, Any] = {"temperature": 50.0, "max_new_tokens": 400}
@@ -143,6 +147,7 @@ def test_a_pause_changes_no_token(build: Build, log: StepLog, mode: PauseMode) -
     assert log["b"].tokens == log["a"].tokens
 
 
+@pytest.mark.shows("max_num_seqs", "KV cache pressure")
 def test_more_requests_than_slots_or_memory_all_finish(
     build: Build, log: StepLog, seed: int
 ) -> None:
@@ -199,12 +204,21 @@ def test_requests_that_do_not_fit_are_refused_together(build: Build, log: StepLo
     assert log["b"].finishes == []
 
 
+@pytest.mark.shows("a model that cannot be loaded")
 def test_a_model_that_cannot_be_loaded_is_named(tmp_path: Path, log: StepLog) -> None:
     with pytest.raises(ValueError, match="nowhere"):
         build_engine("transformers", {"model": str(tmp_path / "nowhere")}, log)
     (tmp_path / "config.json").write_text("{}")
     with pytest.raises(ValueError, match="safetensors"):
         build_engine("transformers", {"model": str(tmp_path)}, log)
+
+
+@pytest.mark.shows("a model that does not fit")
+def test_a_model_that_cannot_fit_is_refused_before_it_is_read(tmp_path: Path, log: StepLog) -> None:
+    make_model("llama", 0).save_pretrained(tmp_path)
+    claim_too_much(tmp_path)
+    with pytest.raises(ValueError, match=r"out of memory .* take [\d,.]+ GiB, of [\d,.]+ GiB"):
+        build_engine("transformers", {"model": str(tmp_path), "device": "cpu"}, log)
 
 
 def test_a_closed_engine_says_so(build: Build) -> None:

@@ -91,6 +91,7 @@ def wait_problem(log: StepLog) -> tuple[str, Problem]:
     return found
 
 
+@pytest.mark.shows("json_schema", "regex", "ebnf", "structural_tag")
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_each_kind_is_kept_to_beside_rows_of_other_kinds_and_of_none(
     build: Build, log: StepLog, temperature: float

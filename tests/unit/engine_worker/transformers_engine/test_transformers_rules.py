@@ -63,6 +63,7 @@ def test_the_key_of_a_request_that_failed_can_be_used_again(build: Build, log: S
     assert len(log["again"].tokens) == 12
 
 
+@pytest.mark.shows("logprobs: N", "token_ids_logprob")
 @pytest.mark.parametrize("slots", [1, 4])
 def test_what_is_wanted_comes_with_the_end_and_is_true(
     build: Build, log: StepLog, slots: int

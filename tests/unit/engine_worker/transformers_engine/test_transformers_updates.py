@@ -121,6 +121,7 @@ def test_aborted_at_an_update_and_resumed_is_true_at_each_version(
     np.testing.assert_allclose(got, want, atol=TOLERANCE, rtol=0)
 
 
+@pytest.mark.shows("weights that do not fit")
 def test_an_update_that_does_not_fit_names_why_and_touches_nothing(
     build: Build, log: StepLog
 ) -> None:
