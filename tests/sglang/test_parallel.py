@@ -1,0 +1,179 @@
+"""An engine of several schedulers, however the model is spread over them, acts as a single one."""
+
+import os
+import random
+import signal
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from typing import cast
+
+import numpy as np
+import pytest
+import pytest_asyncio
+
+import rolloutbus
+from rolloutbus import Fleet, RolloutClient, SamplingParams, WeightPublisher
+from rolloutbus.bus.wire.messages.control import Flushed
+from rolloutbus.bus.wire.messages.control import Load as EngineLoad
+from rolloutbus.bus.wire.messages.weights import InFlight
+from rolloutbus.trainer_adapter.client.core.settings import ClientSettings
+from tests.integration.live_fleet import Streamed
+from tests.integration.reference import Reference
+from tests.sglang.conftest import DEADLINE_S, KEEPING
+from tests.sglang.fleets import fleet_of
+from tests.sglang.models import ENDLESS, save_model
+from tests.sglang.processes import scheduler_pids
+from tests.sglang.training import (
+    MODES,
+    N_TOKENS,
+    PROMPTS,
+    TEMPERATURE,
+    Load,
+    Trainer,
+    assert_greedy_is_true,
+    assert_true,
+)
+
+pytestmark = [pytest.mark.timeout(900), pytest.mark.asyncio(loop_scope="module")]
+
+RESTART_S = 400.0
+CHUNK = 128
+"""The longest prompts are computed in several steps."""
+N_BEFORE = 20
+N_SCHEDULERS = 2
+SPLITS: dict[str, dict[str, int]] = {
+    "tensors": {"tp_size": 2},
+    "replicas": {"dp_size": 2},
+    "stages": {"pp_size": 2},
+}
+LONG = SamplingParams(max_new_tokens=ENDLESS, temperature=TEMPERATURE, ignore_eos=True)
+TO_THE_END = SamplingParams(max_new_tokens=400, temperature=TEMPERATURE, ignore_eos=True)
+
+
+@dataclass
+class Running:
+    """An engine of two schedulers, and its trainer."""
+
+    sizes: dict[str, int]
+    fleet: Fleet
+    trainer: Trainer
+
+    @property
+    def client(self) -> RolloutClient:
+        return self.trainer.client
+
+
+@pytest.fixture(scope="module", params=SPLITS)
+def split(request: pytest.FixtureRequest) -> str:
+    return cast("str", request.param)
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def running(split: str, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Running]:
+    model = save_model("llama", tmp_path_factory.mktemp(split) / "model")
+    usable = sorted(os.sched_getaffinity(0))
+    options = fleet_of(model, chunked_prefill_size=CHUNK, **KEEPING, **SPLITS[split])
+    with pytest.MonkeyPatch.context() as patch:
+        if "tp_size" in SPLITS[split]:
+            # SGLang wants to be told the core of each rank on a CPU.
+            patch.setenv("SGLANG_CPU_OMP_THREADS_BIND", f"{usable[0]}|{usable[-1]}")
+        async with rolloutbus.up(**options) as fleet:
+            settings = ClientSettings(name="trainer", router=fleet.address, overtime_s=DEADLINE_S)
+            async with RolloutClient(settings) as client:
+                publisher = WeightPublisher(client)
+                trainer = Trainer(client, publisher, Reference(model))
+                yield Running(SPLITS[split], fleet, trainer)
+                publisher.forget()
+
+
+async def test_every_scheduler_is_there_and_told_of(running: Running) -> None:
+    assert len(scheduler_pids(running.fleet)) == N_SCHEDULERS
+    facts = await running.client.facts()
+    sizes = {name: getattr(facts, name) for name in ("tp_size", "pp_size", "dp_size", "ep_size")}
+    assert sizes == {"tp_size": 1, "pp_size": 1, "dp_size": 1, "ep_size": 1} | running.sizes
+    await assert_greedy_is_true(running.trainer, 0)
+    report = await running.client.check_weights()
+    assert report.is_ok
+    named = dict(running.trainer.reference.model.named_parameters())
+    assert report.by_worker["w0"].n_tensors == len(named)
+
+
+async def test_requests_are_shared_out(running: Running) -> None:
+    if running.sizes.get("dp_size", 1) == 1:
+        pytest.skip("one replica has them all")
+    await assert_greedy_is_true(running.trainer, 0)
+    gauges = (await running.client.get_load()).only(EngineLoad).gauges
+    served = "total_prefill_uncached_tokens"
+    assert min(gauges[served], gauges[f"dp1.{served}"]) > 0, gauges
+
+
+@pytest.mark.parametrize("in_flight", MODES)
+async def test_each_version_is_true_in_every_scheduler(
+    running: Running, in_flight: InFlight
+) -> None:
+    trainer = running.trainer
+    load = Load(trainer.client)
+    await load.begun()
+    version = (await trainer.publish(in_flight)).version
+    rollouts = await load.stop()
+
+    assert_true(trainer.reference, rollouts, by_runs=in_flight == "keep")
+    assert all(len(rollout.tokens) == N_TOKENS for _, rollout in rollouts)
+    if in_flight == "finish_old":
+        assert all(len(rollout.version_runs) == 1 for _, rollout in rollouts)
+    # Nothing of what was cached under older weights is used, by any of them.
+    for _ in range(N_SCHEDULERS):
+        await assert_greedy_is_true(trainer, version)
+    name, weight = next(iter(trainer.reference.model.named_parameters()))
+    fetched = await trainer.client.get_weights(name, "w0")
+    assert fetched.version == version
+    assert fetched.content.tobytes() == weight.detach().contiguous().numpy().tobytes()
+
+
+async def test_a_pause_an_update_and_an_abort_reach_all(running: Running) -> None:
+    trainer, client = running.trainer, running.client
+    prompts = PROMPTS[:4]
+    streams = [Streamed(client, each, LONG, deadline_s=DEADLINE_S) for each in prompts]
+    for streamed in streams:
+        await streamed.reached(N_BEFORE)
+    await client.pause("retract" if "pp_size" in running.sizes else "in_place")
+    for streamed in streams:
+        assert await streamed.stands_still()
+    version = (await trainer.publish("retract")).version
+    for streamed in streams:
+        assert await streamed.stands_still()
+    await client.resume()
+    for prompt, streamed in zip(prompts, streams, strict=True):
+        await streamed.grown_by(N_BEFORE)
+        rollout = await streamed.cut()
+        assert [run for run, _ in rollout.version_runs][-1] == version
+        assert_true(trainer.reference, [(prompt, rollout)])
+
+
+async def test_caches_are_flushed_and_memory_sleeps_everywhere(running: Running) -> None:
+    trainer, client = running.trainer, running.client
+    [version] = {int(v) for v in (await client.generate(PROMPTS[0], TO_THE_END)).token_versions}
+    assert (await client.flush_cache()).only(Flushed).n_tokens > 0
+    assert (await client.flush_cache()).only(Flushed).n_tokens == 0
+    await client.sleep(["weights", "kv_cache"])
+    await client.wake_up(["weights", "kv_cache"])
+    for _ in range(N_SCHEDULERS):
+        await assert_greedy_is_true(trainer, version)
+
+
+async def test_rollouts_outlive_the_death_of_one_scheduler(running: Running) -> None:
+    trainer, client = running.trainer, running.client
+    version = (await trainer.publish()).version
+    prompts = PROMPTS[:4]
+    streams = [Streamed(client, each, TO_THE_END, deadline_s=2 * RESTART_S) for each in prompts]
+    for streamed in streams:
+        await streamed.reached(N_BEFORE)
+    victim = random.choice(scheduler_pids(running.fleet))
+    os.kill(victim, signal.SIGKILL)
+    for prompt, streamed in zip(prompts, streams, strict=True):
+        rollout = await streamed.rollout(RESTART_S)
+        assert len(rollout.tokens) == TO_THE_END.max_new_tokens
+        assert {int(each) for each in rollout.token_versions} == {version}
+        truth = trainer.reference.fresh(prompt, rollout, TEMPERATURE)
+        assert np.abs(truth - rollout.logprobs).max() < 1e-4
+    assert len(scheduler_pids(running.fleet)) == N_SCHEDULERS

@@ -1,0 +1,99 @@
+"""A stage of a pipeline changes its weights, and stands still, only where all stages do."""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+
+from rolloutbus.bus.wire.messages.weights import InFlight
+from rolloutbus.engine_worker.engines.sglang.inside.scheduler_weights import VersionChange
+
+
+@dataclass(eq=False)
+class Request:
+    """As SGLang's scheduler has it."""
+
+    rid: str
+    extra_key: str | None = None
+
+    def finished(self) -> bool:
+        return False
+
+
+@dataclass(eq=False)
+class Batch:
+    reqs: list[Request]
+
+
+@dataclass
+class Stage:
+    """What of SGLang's is looked at when the first of two micro-batches has its turn."""
+
+    running_mbs: list[Batch]
+    last_mbs: list[Batch | None]
+    mbs: list[Batch | None]
+    chunked_req: Request | None = None
+    waiting_queue: list[Request] = field(default_factory=list[Request])
+    last_batch: Batch | None = None
+
+    def __post_init__(self) -> None:
+        self.running_batch = self.running_mbs[0]
+
+    def pause_generation(self, request: object) -> None:
+        """As SGLang's: the batch that has its turn goes back to the queue."""
+        del request
+        batches = [each for each in (self.running_batch, self.last_batch) if each is not None]
+        found = [req for batch in batches for req in batch.reqs]
+        if self.chunked_req is not None and self.chunked_req not in found:
+            found.append(self.chunked_req)
+        assert not {*found} & {*self.waiting_queue}, "its KV would be given back twice"
+        self.waiting_queue += found
+        self.running_batch.reqs, self.last_batch, self.chunked_req = [], None, None
+
+
+def change_of(stage: Stage) -> VersionChange:
+    return VersionChange(stage, lambda _: None)  # pyright: ignore[reportArgumentType] - a part of it
+
+
+@pytest.fixture(autouse=True)
+def struct(monkeypatch: pytest.MonkeyPatch) -> None:
+    """SGLang is not installed here: its command is nothing but its fields."""
+    module = "rolloutbus.engine_worker.engines.sglang.inside.scheduler_weights.upstream.request"
+    monkeypatch.setattr(module, lambda kind, **fields: (kind, fields))
+
+
+def test_requests_of_every_micro_batch_run() -> None:
+    a, b, c, d = (Request(rid) for rid in "abcd")
+    stage = Stage([Batch([a]), Batch([b])], [Batch([a]), Batch([c])], [None, Batch([c])], d)
+    assert {each.rid for each in change_of(stage).running} == {*"abcd"}
+
+
+@pytest.mark.parametrize(
+    ("launched", "is_drained"),
+    [([False, False], True), ([True, False], True), ([False, True], False)],
+    ids=["nothing", "booked just now", "not booked"],
+)
+def test_what_another_turn_has_launched_is_booked_first(
+    launched: list[bool], *, is_drained: bool
+) -> None:
+    running = [Batch([Request("a")]), Batch([Request("b")])]
+    mbs = [batch if is_out else None for batch, is_out in zip(running, launched, strict=True)]
+    change = change_of(Stage(running, [None, None], mbs))
+    assert change.is_drained == is_drained
+    modes: tuple[InFlight, ...] = ("retract", "abort")
+    for in_flight in modes:
+        assert change.may_begin(in_flight) == is_drained
+    assert change.may_begin("keep")
+    assert not change.may_begin("finish_old")
+
+
+def test_all_go_back_to_the_queue_once() -> None:
+    a, b, c, chunked = (Request(rid) for rid in ("a", "b", "c", "chunked"))
+    running: list[Any] = [Batch([a]), Batch([b])]
+    # Pieces of one prompt were computed by turns.
+    stage = Stage(running, [Batch([chunked]), Batch([c, chunked])], [None, None], chunked)
+    change_of(stage).retract()
+    assert sorted(each.rid for each in stage.waiting_queue) == ["a", "b", "c", "chunked"]
+    assert [batch.reqs for batch in stage.running_mbs] == [[], []]
+    assert stage.last_mbs == [None, None]
+    assert stage.running_batch is running[0]
