@@ -48,7 +48,7 @@ def test_connected_schedulers_are_heard_after_the_path_is_gone() -> None:
 
 def test_what_a_scheduler_tells_comes_with_its_rank_once_it_is_ready() -> None:
     heard: queue.SimpleQueue[tuple[Message, SchedulerRank]] = queue.SimpleQueue()
-    taps = TapListener(lambda *told: heard.put(told), lambda: None)
+    taps = TapListener(lambda message, rank: heard.put((message, rank)), lambda: None)
     ranks = [SchedulerRank(dp, 0, tp) for dp in range(2) for tp in range(2)]
     for rank in ranks:
         with unconnected() as one:

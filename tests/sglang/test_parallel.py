@@ -5,6 +5,7 @@ import random
 import signal
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import cast
 
 import numpy as np
@@ -16,6 +17,7 @@ from rolloutbus import Fleet, RolloutClient, SamplingParams, WeightPublisher
 from rolloutbus.bus.wire.messages.control import Flushed
 from rolloutbus.bus.wire.messages.control import Load as EngineLoad
 from rolloutbus.bus.wire.messages.weights import InFlight
+from rolloutbus.errors import BusError
 from rolloutbus.trainer_adapter.client.core.settings import ClientSettings
 from tests.integration.live_fleet import Streamed
 from tests.integration.reference import Reference
@@ -33,6 +35,7 @@ from tests.sglang.training import (
     assert_greedy_is_true,
     assert_true,
 )
+from tests.sglang.update_hook import COMPLAINT
 
 pytestmark = [pytest.mark.timeout(900), pytest.mark.asyncio(loop_scope="module")]
 
@@ -57,6 +60,8 @@ class Running:
     sizes: dict[str, int]
     fleet: Fleet
     trainer: Trainer
+    once: Path
+    """Where this file is, one of the schedulers fails to take the next weights."""
 
     @property
     def client(self) -> RolloutClient:
@@ -70,9 +75,17 @@ def split(request: pytest.FixtureRequest) -> str:
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def running(split: str, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Running]:
-    model = save_model("llama", tmp_path_factory.mktemp(split) / "model")
+    folder = tmp_path_factory.mktemp(split)
+    model = save_model("llama", folder / "model")
+    failing = {
+        "name": "failing",
+        "target_modules": ["model.norm"],
+        "hook_factory": "tests.sglang.update_hook:hook_of",
+        "config": {"once": str(folder / "once")},
+    }
     usable = sorted(os.sched_getaffinity(0))
-    options = fleet_of(model, chunked_prefill_size=CHUNK, **KEEPING, **SPLITS[split])
+    arguments = {"chunked_prefill_size": CHUNK, "forward_hooks": [failing]}
+    options = fleet_of(model, **arguments, **KEEPING, **SPLITS[split])
     with pytest.MonkeyPatch.context() as patch:
         if "tp_size" in SPLITS[split]:
             # SGLang wants to be told the core of each rank on a CPU.
@@ -82,7 +95,7 @@ async def running(split: str, tmp_path_factory: pytest.TempPathFactory) -> Async
             async with RolloutClient(settings) as client:
                 publisher = WeightPublisher(client)
                 trainer = Trainer(client, publisher, Reference(model))
-                yield Running(SPLITS[split], fleet, trainer)
+                yield Running(SPLITS[split], fleet, trainer, folder / "once")
                 publisher.forget()
 
 
@@ -157,6 +170,32 @@ async def test_caches_are_flushed_and_memory_sleeps_everywhere(running: Running)
     assert (await client.flush_cache()).only(Flushed).n_tokens == 0
     await client.sleep(["weights", "kv_cache"])
     await client.wake_up(["weights", "kv_cache"])
+    for _ in range(N_SCHEDULERS):
+        await assert_greedy_is_true(trainer, version)
+
+
+async def test_a_scheduler_that_takes_no_version_spoils_it_for_all(running: Running) -> None:
+    trainer, client = running.trainer, running.client
+    before = (await trainer.publish()).version
+    running.once.touch()
+    trainer.reference.perturb(trainer.seed + 100)
+    try:
+        published = await trainer.publisher.publish(
+            trainer.reference.model.named_parameters(), require="all", deadline_s=DEADLINE_S
+        )
+    except BusError as error:
+        problems = [str(error)]
+    else:
+        problems = [*published.quarantined.values()]
+    assert not running.once.exists()
+    assert any(COMPLAINT in problem for problem in problems), problems
+
+    # Whatever the router brings to it is whole, and in all of them.
+    mended = await client.generate(PROMPTS[0], TO_THE_END, deadline_s=DEADLINE_S)
+    [version] = {int(each) for each in mended.token_versions}
+    assert version >= before
+    if version > before:
+        trainer.reference.keep(version)
     for _ in range(N_SCHEDULERS):
         await assert_greedy_is_true(trainer, version)
 

@@ -96,7 +96,7 @@ def test_a_pipeline_has_not_all_that_a_whole_model_has(name: str) -> None:
 def test_experts_are_not_moved_and_on_a_cpu_not_split() -> None:
     with pytest.raises(ValueError, match="enable_eplb cannot be served"):
         SglangSettings("m", arguments={"enable-eplb": True})
-    split = {"tp": 2, "ep": 2}
+    split: dict[str, object] = {"tp": 2, "ep": 2}
     SglangSettings("m", arguments=split)
     with pytest.raises(ValueError, match="ep_size: on a CPU"):
         SglangSettings("m", device="cpu", arguments=split)

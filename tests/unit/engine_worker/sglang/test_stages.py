@@ -55,11 +55,15 @@ def change_of(stage: Stage) -> VersionChange:
     return VersionChange(stage, lambda _: None)  # pyright: ignore[reportArgumentType] - a part of it
 
 
+def named_fields(kind: str, **fields: object) -> object:
+    return kind, fields
+
+
 @pytest.fixture(autouse=True)
 def struct(monkeypatch: pytest.MonkeyPatch) -> None:
     """SGLang is not installed here: its command is nothing but its fields."""
     module = "rolloutbus.engine_worker.engines.sglang.inside.scheduler_weights.upstream.request"
-    monkeypatch.setattr(module, lambda kind, **fields: (kind, fields))
+    monkeypatch.setattr(module, named_fields)
 
 
 def test_requests_of_every_micro_batch_run() -> None:
