@@ -6,7 +6,6 @@ import signal
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import cast
 
 import numpy as np
 import pytest
@@ -68,9 +67,11 @@ class Running:
         return self.trainer.client
 
 
-@pytest.fixture(scope="module", params=SPLITS)
-def split(request: pytest.FixtureRequest) -> str:
-    return cast("str", request.param)
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """All splits; one that the seed draws in a sample."""
+    options = metafunc.config.option
+    splits = [*SPLITS] if options.exhaustive else [random.Random(options.seed).choice([*SPLITS])]
+    metafunc.parametrize("split", splits, scope="module")
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")

@@ -121,6 +121,24 @@ class SessionLabels:
         await self._thread.manager.close_session(asked, None)
 
 
+class Progress:
+    """Steps of an engine; none is counted while one of its replicas stands still before work."""
+
+    def __init__(self) -> None:
+        self._counted: Mapping[SchedulerRank, int] = {}
+
+    def steps(self, pulses: Mapping[SchedulerRank, Pulse]) -> int:
+        """Counted so far; `pulses` are the last ones of each replica."""
+        stands = [
+            rank
+            for rank, pulse in pulses.items()
+            if pulse.n_running and pulse.n_forwards == self._counted.get(rank)
+        ]
+        if not stands:
+            self._counted = {rank: pulse.n_forwards for rank, pulse in pulses.items()}
+        return sum(self._counted.values())
+
+
 class SglangEngine:
     """Implements `Engine`. EngineDied, from any call: SGLang is dead; only a new engine helps."""
 
@@ -135,6 +153,7 @@ class SglangEngine:
         """
         self._live = LiveRequests(sink)
         self._pulses: dict[SchedulerRank, Pulse] = {}
+        self._progress = Progress()
         self._checked: dict[SchedulerRank, VersionsChecked] = {}
         self._last_words = ""
         self._gone = threading.Event()
@@ -237,10 +256,11 @@ class SglangEngine:
     def stats(self) -> EngineStats:
         """See `Engine`."""
         self._alive().check()
-        pulses = [*self._pulses.values()]
+        pulses_by_rank = dict(self._pulses)
+        pulses = [*pulses_by_rank.values()]
         n_running = sum(each.n_running for each in pulses)
         return EngineStats(
-            steps=sum(each.n_forwards for each in pulses),
+            steps=self._progress.steps(pulses_by_rank),
             n_running=n_running,
             n_waiting=max(0, len(self._live) - n_running),
             n_kv_tokens=sum(each.n_kv_tokens for each in pulses),

@@ -178,6 +178,8 @@ class SchedulerTap:
         self._scheduler: Scheduler | None = None
         self._n_forwards = 0
         self._pulse_at = 0.0
+        self._was_busy = False
+        """When it last told of its counters."""
 
     def install(self) -> str:
         """Hook into SGLang's classes of this process, and tell the host what they lack.
@@ -316,6 +318,9 @@ class SchedulerTap:
 
     def _take_in(self, call: Call, scheduler: Scheduler, requests: Sequence[object]) -> object:
         taken = call(scheduler, requests)
+        is_due = self._was_busy and time.monotonic() >= self._pulse_at
+        if is_due and self._is_speaker and not self._running(scheduler):
+            self._send(self._pulse())
         if upstream.is_halted(scheduler) and not requests and self._weights.is_at_rest:
             # It would spin: held, it passes over what makes an idle one wait for its sockets.
             scheduler.maybe_sleep_on_idle()
@@ -344,12 +349,15 @@ class SchedulerTap:
             running.append(scheduler.chunked_req)
         return [*running, *scheduler.waiting_queue]
 
+    def _running(self, scheduler: Scheduler) -> Sequence[SchedulerRequest]:
+        return self._weights.running if is_staged(scheduler) else scheduler.running_batch.reqs
+
     def _pulse(self) -> Pulse:
         scheduler = self._scheduler
         assert scheduler is not None, "it has run a step"
         pool = scheduler.token_to_kv_pool_allocator
-        running = self._weights.running if is_staged(scheduler) else scheduler.running_batch.reqs
-        n_running, n_waiting = len(running), len(scheduler.waiting_queue)
+        n_running, n_waiting = len(self._running(scheduler)), len(scheduler.waiting_queue)
+        self._was_busy = n_running > 0
         n_free = pool.available_size() + scheduler.tree_cache.evictable_size()
         n_used = scheduler.max_total_num_tokens - n_free
         return Pulse(self._n_forwards, n_running, n_waiting, max(0, n_used))

@@ -107,24 +107,19 @@ class VersionChange:
                 return not self.running
             case "keep":
                 # A request's first tokens tell which weights its prompt's KV is of: none may be
-                # half computed. What a stage has launched is of the old weights in all of them.
+                # half computed.
                 return self._scheduler.chunked_req is None
             case _:
-                return self.is_drained
+                return True
 
     @property
     def is_drained(self) -> bool:
-        """Whether nothing that a stage has launched is still to be booked; asked when it plans.
+        """Whether a stage has launched nothing that is still to be booked, by any other stage.
 
-        The batch whose turn it is was booked just before.
+        What this one has booked is on its way to the next.
         """
         scheduler = self._scheduler
-        if not is_staged(scheduler):
-            return True
-        slots = zip(scheduler.running_mbs, scheduler.mbs, strict=True)
-        return not any(
-            launched for running, launched in slots if running is not scheduler.running_batch
-        )
+        return not is_staged(scheduler) or all(batch is None for batch in scheduler.mbs)
 
     def retract(self) -> None:
         """Put all that runs back into the queue; nothing is launched and not booked."""
@@ -250,7 +245,8 @@ class SchedulerWeights:
 
         All stages get the same commands at the same step of theirs, and have the same requests. So
         whatever is decided by these alone, when a batch is chosen, they all do before the same
-        step: none computes a batch with weights of another version than the stage before it.
+        step. They wait for each other while weights change, and so only when each has got all that
+        it needs from the others: with nothing launched.
         """
         if self._must_retract:
             if self._change.is_drained:
@@ -260,9 +256,8 @@ class SchedulerWeights:
             return True
         due = self._due
         if due is not None and self._change.may_begin(due.in_flight):
-            self._install(due)
-            return True
-        if due is not None and due.in_flight in ("retract", "abort"):
+            if self._change.is_drained:
+                self._install(due)
             return True
         return upstream.is_halted(self._scheduler)
 
