@@ -131,11 +131,11 @@ class VersionChange:
         turn, done = scheduler.running_batch, set[int]()
         for slot, running in enumerate(scheduler.running_mbs):
             last = scheduler.last_mbs[slot]
-            # What is in two batches, as a prompt that is computed in pieces may be, goes back once.
-            for batch in (running, last):
-                if batch is not None:
-                    batch.reqs = [req for req in batch.reqs if id(req) not in done]
-            done |= {id(req) for batch in (running, last) if batch for req in batch.reqs}
+            # What is in two turns, as a prompt that is computed in pieces may be, goes back once.
+            batches = [batch for batch in (running, last) if batch is not None]
+            for batch in batches:
+                batch.reqs = [req for req in batch.reqs if id(req) not in done]
+            done |= {id(req) for batch in batches for req in batch.reqs}
             scheduler.running_batch, scheduler.last_batch = running, last
             scheduler.pause_generation(request)
             scheduler.last_mbs[slot] = None
@@ -314,6 +314,8 @@ class SchedulerWeights:
             self._refuse(order, f"version {self._due.version} is on its way")
         elif self._are_asleep:
             self._refuse(order, "the weights are asleep: wake them up before an update")
+        elif self._never_ends(order):
+            self._refuse(order, "torn weights take no steps: finish_old would never end")
         elif is_staged(self._scheduler):
             self._due = order  # a stage that waited here for the others would wait for ever
         elif self._is_paused:
@@ -322,6 +324,10 @@ class SchedulerWeights:
             self._install(order)
         else:
             self._due = order
+
+    def _never_ends(self, order: Install) -> bool:
+        is_waiting = order.in_flight == "finish_old" and bool(self._change.running)
+        return is_waiting and self._tensors.is_torn
 
     def _settle_paused(self, due: Install) -> None:
         """Nothing that runs gets on: now or never."""

@@ -22,6 +22,7 @@ class Request:
 @dataclass(eq=False)
 class Batch:
     reqs: list[Request]
+    is_prompt: bool = True
 
 
 @dataclass
@@ -41,8 +42,9 @@ class Stage:
     def pause_generation(self, request: object) -> None:
         """As SGLang's: the batch that has its turn goes back to the queue."""
         del request
-        batches = [each for each in (self.running_batch, self.last_batch) if each is not None]
-        found = [req for batch in batches for req in batch.reqs]
+        found = [*self.running_batch.reqs]
+        if self.last_batch is not None and self.last_batch.is_prompt:
+            found += self.last_batch.reqs
         if self.chunked_req is not None and self.chunked_req not in found:
             found.append(self.chunked_req)
         assert not {*found} & {*self.waiting_queue}, "its KV would be given back twice"
@@ -86,12 +88,14 @@ def test_what_any_turn_has_launched_is_booked_first(
 
 
 def test_all_go_back_to_the_queue_once() -> None:
-    a, b, c, chunked = (Request(rid) for rid in ("a", "b", "c", "chunked"))
-    running: list[Any] = [Batch([a]), Batch([b])]
-    # Pieces of one prompt were computed by turns.
-    stage = Stage(running, [Batch([chunked]), Batch([c, chunked])], [None, None], chunked)
+    a, b, c, d, chunked = (Request(rid) for rid in ("a", "b", "c", "d", "chunked"))
+    decoded = Batch([d], is_prompt=False)
+    running: list[Any] = [Batch([a]), Batch([b]), decoded]
+    # Pieces of one prompt were computed by turns; what decodes is the same batch as before.
+    last: list[Batch | None] = [Batch([chunked]), Batch([c, chunked]), decoded]
+    stage = Stage(running, last, [None] * 3, chunked)
     change_of(stage).retract()
-    assert sorted(each.rid for each in stage.waiting_queue) == ["a", "b", "c", "chunked"]
-    assert [batch.reqs for batch in stage.running_mbs] == [[], []]
-    assert stage.last_mbs == [None, None]
+    assert sorted(each.rid for each in stage.waiting_queue) == ["a", "b", "c", "chunked", "d"]
+    assert [batch.reqs for batch in stage.running_mbs] == [[], [], []]
+    assert stage.last_mbs == [None, None, None]
     assert stage.running_batch is running[0]
