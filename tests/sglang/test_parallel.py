@@ -50,10 +50,14 @@ SPLITS: dict[str, dict[str, int]] = {
     "stages": {"pp_size": 2},
 }
 LONG = SamplingParams(max_new_tokens=ENDLESS, temperature=TEMPERATURE, ignore_eos=True)
-LOW, HIGH = 128, 256
+LOW, HIGH = 128, 384
 TRUNCATED = SamplingParams(max_new_tokens=16, temperature=0.9, top_p=0.5, ignore_eos=True)
 NOT_YET = SamplingParams(
-    max_new_tokens=24, temperature=1.0, min_new_tokens=6, stop_token_ids=[*range(HIGH, VOCAB_SIZE)]
+    max_new_tokens=24,
+    temperature=1.0,
+    min_new_tokens=6,
+    stop_token_ids=[*range(HIGH, VOCAB_SIZE)],
+    ignore_eos=True,
 )
 TO_THE_END = SamplingParams(max_new_tokens=400, temperature=TEMPERATURE, ignore_eos=True)
 
