@@ -17,7 +17,7 @@ from rolloutbus.bus.transport.endpoints import is_local, is_wildcard, port_of, s
 from rolloutbus.bus.wire.errors import SettingsError
 from rolloutbus.bus.wire.limits import MAX_MEMBERS
 from rolloutbus.engine_worker.engines.fake.settings import FakeSettings
-from rolloutbus.engine_worker.engines.sglang.settings import SglangSettings, named, tensor_parallel
+from rolloutbus.engine_worker.engines.sglang.settings import SglangSettings, n_gpus, named
 from rolloutbus.engine_worker.engines.transformers.settings import TransformersSettings
 from rolloutbus.engine_worker.settings import HostSettings
 from rolloutbus.gateway.settings import GatewaySettings
@@ -268,7 +268,7 @@ def n_gpus_of(settings: FleetSettings) -> int:
     """GPUs that each engine uses; 0: any number, none as well."""
     match settings.engine:
         case "sglang":
-            return tensor_parallel(named(settings.engine_options.get("arguments", {})))
+            return n_gpus(named(settings.engine_options.get("arguments", {})))
         case "transformers":
             return 1
         case "fake":

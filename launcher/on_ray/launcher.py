@@ -29,8 +29,9 @@ class RayLauncher(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     strategy: Strategy = "PACK"
     """How a group that is made spreads the workers over the nodes."""
     gpus_per_worker: int | None = None
-    """None: as many as the engine's arguments say (`tp_size`); none for `device="cpu"` and the fake
-    engine; for transformers with `device="auto"`, 1 if the cluster has any."""
+    """None: as many as the engine's arguments say (`tp_size` x `pp_size` x `dp_size`); none for
+    `device="cpu"` and the fake engine; for transformers with `device="auto"`, 1 if the cluster has
+    any."""
     gpu_share: float = 1.0
     """Of each of these GPUs that Ray counts as used; less where a trainer's actors share them."""
     cpus_per_worker: float = 1.0

@@ -23,7 +23,6 @@ from ray.util.scheduling_strategies import (
 from rolloutbus.bus.actor.child import ProcessSpec
 from rolloutbus.bus.actor.variables import CHOICES
 from rolloutbus.bus.wire.errors import DeadlineExceeded, SettingsError
-from rolloutbus.engine_worker.engines.sglang.settings import named
 from rolloutbus.launcher.on_ray.child import PLACED_AFTER_S, Choice, RayChild, RayProgram
 from rolloutbus.launcher.on_ray.host import WorkerOrder
 from rolloutbus.launcher.on_ray.launcher import RayLauncher
@@ -31,7 +30,7 @@ from rolloutbus.launcher.on_ray.placement import Demand, seats_in, shown
 from rolloutbus.launcher.plan import READY_TIMEOUT_S, WORKER_GRACE_S, FleetPlan
 from rolloutbus.launcher.run_dir import RunDirectory
 from rolloutbus.launcher.scaling import WorkerPlace
-from rolloutbus.launcher.settings import FleetSettings, packages_of
+from rolloutbus.launcher.settings import FleetSettings, n_gpus_of, packages_of
 
 ACTOR_START_S = 60.0
 """For Ray to start a process that an actor runs in."""
@@ -297,13 +296,7 @@ def _gpus_of(settings: FleetSettings) -> int:
     if settings.engine == "fake" or device == "cpu":
         return 0
     if settings.engine == "sglang":
-        arguments = named(settings.engine_options.get("arguments", {}))
-        # The two others are 1, or refused.
-        sizes = (int(str(arguments.get(name, 1))) for name in ("tp_size", "pp_size", "dp_size"))
-        n_gpus = 1
-        for size in sizes:
-            n_gpus *= size
-        return n_gpus
+        return n_gpus_of(settings)
     return 1 if device == "cuda" or ray.cluster_resources().get("GPU", 0) else 0
 
 

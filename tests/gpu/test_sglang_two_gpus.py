@@ -1,24 +1,31 @@
-"""The real SGLang on two GPUs: one model over both, and weights by nccl from one to the other."""
+"""The real SGLang on two GPUs: one engine over both, and weights by nccl from one to the other."""
 
 import asyncio
 import os
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any, cast
 
 import numpy as np
 import pytest
 import torch
+from safetensors import torch as safetensors
 
 import rolloutbus
 from rolloutbus import SamplingParams, WeightPublisher
 from rolloutbus.bus.wire.messages.control import ServerFacts
 from rolloutbus.trainer_adapter.publisher.collective import CollectiveOffering
+from tests.gpu.gpu_fleets import gpu_fleet, running
 from tests.gpu.permuting_model import PermutingModel, permutation
+from tests.gpu.tiny import FAR, NEAR, error_of, load_tiny, save_tiny
 
 pytestmark = pytest.mark.skipif(torch.cuda.device_count() < 2, reason="fewer than two GPUs")
 
 DEADLINE_S = 120.0
+_safetensors = cast("Any", safetensors)  # its stubs leave parameters untyped
 GREEDY = SamplingParams(max_new_tokens=64, temperature=0.0, ignore_eos=True)
+SAMPLING = SamplingParams(max_new_tokens=64, temperature=1.0, ignore_eos=True)
 PROMPTS = [[20 + n, 40 + n] for n in range(16)]
 ARGUMENTS: dict[str, object] = {
     "attention_backend": "triton",
@@ -59,9 +66,12 @@ async def assert_follows(client: rolloutbus.RolloutClient, seed: int) -> None:
 @pytest.mark.shows(
     "tensor parallel updates", "inference_engine_tensor_parallel_size", "gpu_memory_utilization"
 )
-async def test_one_model_over_both_takes_new_weights(model: tuple[PermutingModel, Path]) -> None:
+@pytest.mark.parametrize("kind", ["tp", "dp", "pp"])
+async def test_one_engine_over_both_takes_new_weights(
+    model: tuple[PermutingModel, Path], kind: str
+) -> None:
     weights, folder = model
-    arguments = {**ARGUMENTS, "tp_size": 2}
+    arguments = {**ARGUMENTS, f"{kind}_size": 2}
     up = rolloutbus.up(
         model=folder,
         workers=1,
@@ -71,7 +81,7 @@ async def test_one_model_over_both_takes_new_weights(model: tuple[PermutingModel
     async with up as fleet, rolloutbus.connect(fleet.address, name="trainer") as client:
         facts = (await client.server_info()).by_worker["w0"]
         assert isinstance(facts, ServerFacts)
-        assert facts.parallel["tp"] == 2
+        assert facts.parallel == {"tp": 1, "pp": 1, "dp": 1, "ep": 1} | {kind: 2}
         await assert_follows(client, 0)
         publisher = WeightPublisher(client)
         for seed in (1, 2):
@@ -79,10 +89,44 @@ async def test_one_model_over_both_takes_new_weights(model: tuple[PermutingModel
             published = await publisher.publish(
                 weights.weights(), require="all", deadline_s=DEADLINE_S
             )
-            print("tp=2", published.transport, published.stall_ms)
+            print(kind, "= 2:", published.transport, published.stall_ms)
             await assert_follows(client, seed)
         publisher.forget()
     weights.become(0)
+
+
+async def test_experts_over_both_take_new_weights(tmp_path: Path) -> None:
+    folder = save_tiny("experts", tmp_path / "first")
+    prompts = [[3 + (5 * row + i) % 500 for i in range(4 + 9 * row)] for row in range(16)]
+    async with running(gpu_fleet(folder, tp_size=2, ep_size=2)) as client:
+        assert (await client.facts()).ep_size == 2
+        publisher = WeightPublisher(client)
+        for seed in (0, 1, 2):
+            if seed:
+                folder = shutil.copytree(folder, tmp_path / str(seed))
+                tensors = changed(folder / "model.safetensors", seed)
+                await publisher.publish(tensors, require="all", deadline_s=DEADLINE_S)
+            truth = load_tiny(folder)
+            rollouts = await asyncio.gather(
+                *[client.generate(each, SAMPLING, deadline_s=DEADLINE_S) for each in prompts]
+            )
+            errors = [error_of(truth, *each) for each in zip(prompts, rollouts, strict=True)]
+            print("ep = 2:", max(errors), sum(errors) / len(errors))
+            # An expert that bfloat16 changes moves one rollout by more than it moves their mean.
+            assert max(errors) < FAR
+            assert sum(errors) / len(errors) < NEAR
+        publisher.forget()
+
+
+def changed(file: Path, seed: int) -> dict[str, torch.Tensor]:
+    """Tensors of a checkpoint, each changed a little, there as well."""
+    generator = torch.Generator().manual_seed(seed)
+    tensors = {
+        name: each + 0.02 * torch.randn(each.shape, generator=generator).to(each.dtype)
+        for name, each in _safetensors.load_file(file).items()
+    }
+    _safetensors.save_file(tensors, file, metadata={"format": "pt"})
+    return tensors
 
 
 @pytest.mark.shows("init_weight_update_communicator", "weight_sync_backend: nccl")

@@ -7,10 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from rolloutbus.engine_worker.engines.sglang.schedulers.connection import TapListener
+from rolloutbus.engine_worker.engines.sglang.schedulers.connection import UNKNOWN, TapListener
 from rolloutbus.engine_worker.engines.sglang.schedulers.wire import (
     CacheFlushed,
     Message,
+    Ready,
+    SchedulerRank,
     framed,
 )
 
@@ -27,7 +29,7 @@ def unconnected() -> socket.socket:
 def test_connected_schedulers_are_heard_after_the_path_is_gone() -> None:
     heard: queue.SimpleQueue[Message] = queue.SimpleQueue()
     gone = threading.Event()
-    taps = TapListener(heard.put, gone.set)
+    taps = TapListener(lambda message, _: heard.put(message), gone.set)
     with unconnected() as one, unconnected() as late:
         one.connect(taps.path)
         taps.hide()
@@ -41,4 +43,22 @@ def test_connected_schedulers_are_heard_after_the_path_is_gone() -> None:
         ]
         assert not gone.is_set()
     assert gone.wait(DEADLINE_S)
+    taps.close()
+
+
+def test_what_a_scheduler_tells_comes_with_its_rank_once_it_is_ready() -> None:
+    heard: queue.SimpleQueue[tuple[Message, SchedulerRank]] = queue.SimpleQueue()
+    taps = TapListener(lambda message, rank: heard.put((message, rank)), lambda: None)
+    ranks = [SchedulerRank(dp, 0, tp) for dp in range(2) for tp in range(2)]
+    for rank in ranks:
+        with unconnected() as one:
+            one.connect(taps.path)
+            for message in (CacheFlushed(1), Ready(rank, 100, 90), CacheFlushed(2)):
+                one.sendall(framed(message))
+            told = [heard.get(timeout=DEADLINE_S) for _ in range(3)]
+        assert told == [
+            (CacheFlushed(1), UNKNOWN),
+            (Ready(rank, 100, 90), rank),
+            (CacheFlushed(2), rank),
+        ]
     taps.close()

@@ -4,72 +4,46 @@ import asyncio
 import json
 import random
 from collections.abc import AsyncIterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
-import numpy as np
 import pytest
 import pytest_asyncio
 from fastapi import FastAPI
 
 import rolloutbus
-from rolloutbus import Rollout, RolloutClient, SamplingParams, WeightPublisher
-from rolloutbus.bus.wire.messages.weights import InFlight, Transport, TransportChoice
+from rolloutbus import RolloutClient, SamplingParams, WeightPublisher
+from rolloutbus.bus.wire.messages.weights import InFlight, Transport
 from rolloutbus.errors import RequestError
 from rolloutbus.gateway.settings import GatewaySettings
 from rolloutbus.gateway.sglang.labels import WeightLabels
 from rolloutbus.gateway.sglang.updates import UpdatesApi
 from rolloutbus.trainer_adapter.client.core.settings import ClientSettings
-from rolloutbus.trainer_adapter.publisher.transfer import Published
 from tests.integration.live_fleet import Streamed
 from tests.integration.reference import Reference
 from tests.sglang.conftest import DEADLINE_S
 from tests.sglang.fleets import fleet_of
-from tests.sglang.models import ENDLESS, VOCAB_SIZE, save_model
+from tests.sglang.models import ENDLESS, save_model
+from tests.sglang.training import (
+    GREEDY,
+    MODES,
+    N_TOKENS,
+    PROMPTS,
+    TEMPERATURE,
+    Load,
+    Trainer,
+    assert_greedy_is_true,
+    assert_true,
+)
 
 pytestmark = [pytest.mark.timeout(400), pytest.mark.asyncio(loop_scope="module")]
 
-TOLERANCE = 1e-4
-TEMPERATURE = 0.8
-N_TOKENS = 120
 WORKER = "w0"
 CHUNK = 128
 """Prompts longer than this are computed in several steps."""
-PROMPTS = [[(3 + n) % VOCAB_SIZE for n in range(length)] for length in (4, 30, 500, 9, 300, 5)]
-GREEDY = SamplingParams(max_new_tokens=16, temperature=0.0, ignore_eos=True)
-SAMPLING = SamplingParams(max_new_tokens=N_TOKENS, temperature=TEMPERATURE, ignore_eos=True)
 LONG = SamplingParams(max_new_tokens=ENDLESS, temperature=TEMPERATURE, ignore_eos=True)
 KINDS = ["llama", "qwen2"]
 TRANSPORTS: tuple[Transport, ...] = ("shm", "tcp", "disk", "delta", "collective")
-MODES: tuple[InFlight, ...] = ("keep", "retract", "abort", "finish_old")
-
-
-@dataclass
-class Trainer:
-    """A model in training, and the fleet that samples with its versions."""
-
-    client: RolloutClient
-    publisher: WeightPublisher
-    reference: Reference
-    seed: int = 0
-
-    async def publish(
-        self, in_flight: InFlight = "retract", transport: TransportChoice = "auto"
-    ) -> Published:
-        """A step of training, and its version everywhere."""
-        self.seed += 1
-        self.reference.perturb(self.seed)
-        published = await self.publisher.publish(
-            self.reference.model.named_parameters(),
-            in_flight=in_flight,
-            require="all",
-            deadline_s=DEADLINE_S,
-            transport=transport,
-        )
-        assert published.quarantined == {}
-        self.reference.keep(published.version)
-        return published
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
@@ -93,55 +67,6 @@ async def trainer(
             publisher = WeightPublisher(client)
             yield Trainer(client, publisher, Reference(model))
             publisher.forget()
-
-
-class Load:
-    """Rollouts that never run dry: each one that ends is followed by the next, until `stop`."""
-
-    def __init__(self, client: RolloutClient) -> None:
-        self._client = client
-        self._is_over = False
-        self._begun = asyncio.Event()
-        self._tasks = [asyncio.create_task(self._lane(prompt)) for prompt in PROMPTS]
-
-    async def begun(self) -> None:
-        """Wait until all of this is under way."""
-        async with asyncio.timeout(DEADLINE_S):
-            await self._begun.wait()
-
-    async def stop(self) -> list[tuple[list[int], Rollout]]:
-        """Let what runs end; all that ended."""
-        self._is_over = True
-        return [rollout for lane in await asyncio.gather(*self._tasks) for rollout in lane]
-
-    async def _lane(self, prompt: list[int]) -> list[tuple[list[int], Rollout]]:
-        finished: list[tuple[list[int], Rollout]] = []
-        while not self._is_over:
-            async for delta in self._client.stream(prompt, SAMPLING, deadline_s=DEADLINE_S):
-                self._begun.set()
-                if delta.rollout is not None:
-                    finished.append((prompt, delta.rollout))
-        return finished
-
-
-def assert_true(
-    reference: Reference, rollouts: list[tuple[list[int], Rollout]], *, by_runs: bool = False
-) -> None:
-    """Each logprob is what a forward pass with that version's weights gives."""
-    for prompt, rollout in rollouts:
-        truth = (reference.by_runs if by_runs else reference.fresh)(prompt, rollout, TEMPERATURE)
-        error = np.abs(truth - rollout.logprobs)
-        assert np.nanmax(error) < TOLERANCE, (rollout.version_runs, int(np.nanargmax(error)))
-
-
-async def assert_greedy_is_true(trainer: Trainer, version: int) -> None:
-    """New requests sample with this version, and with no KV of another."""
-    for prompt in PROMPTS:
-        rollout = await trainer.client.generate(prompt, GREEDY, deadline_s=DEADLINE_S)
-        assert [run for run, _ in rollout.version_runs] == [version]
-        assert rollout.tokens.tolist() == trainer.reference.likeliest(prompt, rollout)
-        truth = trainer.reference.fresh(prompt, rollout, 1.0)
-        assert np.abs(truth - rollout.logprobs).max() < TOLERANCE
 
 
 async def test_the_first_weights_are_those_of_the_checkpoint(trainer: Trainer) -> None:

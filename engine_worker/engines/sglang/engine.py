@@ -10,7 +10,7 @@ import random
 import sys
 import threading
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from queue import Empty, SimpleQueue
@@ -34,6 +34,7 @@ from rolloutbus.engine_worker.engines.sglang.facts import (
     facts_of,
     features_of,
     is_speculative,
+    ranks_of,
 )
 from rolloutbus.engine_worker.engines.sglang.guard import StateGuard
 from rolloutbus.engine_worker.engines.sglang.inside.scheduler import run_scheduler
@@ -60,18 +61,22 @@ from rolloutbus.engine_worker.engines.sglang.schedulers.connection import Schedu
 from rolloutbus.engine_worker.engines.sglang.schedulers.wire import (
     COARSE_VARIABLE,
     PATH_VARIABLE,
+    PORTS_VARIABLE,
     PREFIX_VARIABLE,
+    Answered,
     CacheFlushed,
     LastWords,
     Looked,
     Message,
     Pulse,
+    Ready,
     Rows,
+    SchedulerRank,
     Swapped,
     VersionsChecked,
     VersionStaged,
 )
-from rolloutbus.engine_worker.engines.sglang.settings import SglangSettings
+from rolloutbus.engine_worker.engines.sglang.settings import SglangSettings, size_of
 from rolloutbus.engine_worker.engines.sglang.upstream import hooks, presence
 from rolloutbus.engine_worker.engines.sglang.upstream import names as upstream
 from rolloutbus.engine_worker.engines.sglang.upstream.arguments import server_arguments
@@ -83,6 +88,8 @@ from rolloutbus.engine_worker.engines.shared.processors import Processors
 
 LAST_ROW_S = 5.0
 """SGLang has ended a request: its last row of the tap comes within this time."""
+READY_S = 30.0
+"""SGLang has said that its schedulers are ready: each has said so itself within this time."""
 LAST_WORDS_S = 5.0
 """A scheduler that was seen to end has said why within this time, if at all."""
 NEVER = 1_000_000_000
@@ -121,6 +128,24 @@ FIT_ALL_THE_SAME = ("quantization", "torchao_config", "cpu_offload_gb", "offload
 """Arguments with which weights take less memory than their files tell."""
 
 
+class Progress:
+    """Steps of an engine; none is counted while one of its replicas stands still before work."""
+
+    def __init__(self) -> None:
+        self._counted: Mapping[SchedulerRank, int] = {}
+
+    def steps(self, pulses: Mapping[SchedulerRank, Pulse]) -> int:
+        """Counted so far; `pulses` are the last ones of each replica."""
+        stands = [
+            rank
+            for rank, pulse in pulses.items()
+            if pulse.n_running and pulse.n_forwards == self._counted.get(rank)
+        ]
+        if not stands:
+            self._counted = {rank: pulse.n_forwards for rank, pulse in pulses.items()}
+        return sum(self._counted.values())
+
+
 class SglangEngine:
     """Implements `Engine`. EngineDied, from any call: SGLang is dead; only a new engine helps."""
 
@@ -134,20 +159,19 @@ class SglangEngine:
             EngineDied: SGLang did not start; says why.
         """
         self._live = LiveRequests(sink)
-        self._pulse = Pulse(0, 0, 0, 0)
-        self._checked = VersionsChecked(0, 0)
+        self._pulses: dict[SchedulerRank, Pulse] = {}
+        self._progress = Progress()
+        self._checked: dict[SchedulerRank, VersionsChecked] = {}
         self._last_words = ""
         self._gone = threading.Event()
         self._looked: SimpleQueue[Sequence[Lack]] = SimpleQueue()
         """What each scheduler lacks of what is declared in `hooks`."""
+        self._ready: SimpleQueue[Ready] = SimpleQueue()
         self._thread: EngineThread | None = None
         processors = Processors(settings.processors)
         arguments = server_arguments(settings, upstream.server_argument_types())
         _require_room(settings, arguments)
-        self._port = None
-        if not {"nccl_port", "dist_init_addr"} & arguments.keys():
-            self._port = RendezvousPort()
-            arguments["nccl_port"] = self._port.number
+        self._ports = _rendezvous_ports(arguments)
         self._taps = TapListener(self._hear, self._scheduler_gone)
         os.environ[PATH_VARIABLE] = self._taps.path
         self._feed = None
@@ -163,20 +187,21 @@ class SglangEngine:
         if arguments.get("enable_session_radix_cache"):
             os.environ.setdefault(UNIFIED_TREE_VARIABLE, "1")
         self._thread = thread = self._started(arguments, settings.control_timeout_s)
-        lacks = [*presence.lacks_for("host"), *self._lacks_of_schedulers()]
-        _warn(hooks.untested(upstream.version()), *map(_loss, lacks))
-        self._terms = _terms(thread.engine, settings, processors, lacks)
-        self._labels = SessionLabels(thread, PER_SLOT * self._terms.facts.slots)
         resolved = upstream.resolved_arguments(thread.engine)
+        ready = self._all_ready(ranks_of(resolved))
+        lacks = [*presence.lacks_for("host"), *self._lacks_of_schedulers(len(ready))]
+        _warn(hooks.untested(upstream.version()), *map(_loss, lacks))
+        self._terms = _terms(thread.engine, settings, processors, lacks, ready)
+        self._labels = SessionLabels(thread, PER_SLOT * self._terms.facts.slots)
         guard = StateGuard(abilities_of(resolved))
         self._pausing = pausing = Pausing(thread, self._live, guard)
-        self._schedulers = Schedulers(thread)
+        self._schedulers = Schedulers(thread, [each.rank for each in ready])
         is_whole = not {"load_format", "quantization"} & settings.arguments.keys()
         model = Path(settings.model)
         self.weights = SglangWeights(self._schedulers, pausing, model, is_whole=is_whole)
         self.shared = self.weights
         self.checkpointer = Saving(thread, guard, self.weights, Path(resolved["model_path"]))
-        self.cache = Caches(thread, pausing, tiers_of(resolved))
+        self.cache = Caches(thread, pausing, tiers_of(resolved), size_of("dp", resolved))
         self.prefixes = self._feed.cached if self._feed is not None else None
         if self._feed is None:
             self._taps.hide()
@@ -239,12 +264,14 @@ class SglangEngine:
     def stats(self) -> EngineStats:
         """See `Engine`."""
         self._alive().check()
-        pulse = self._pulse
+        pulses_by_rank = dict(self._pulses)
+        pulses = [*pulses_by_rank.values()]
+        n_running = sum(each.n_running for each in pulses)
         return EngineStats(
-            steps=pulse.n_forwards,
-            n_running=pulse.n_running,
-            n_waiting=max(0, len(self._live) - pulse.n_running),
-            n_kv_tokens=pulse.n_kv_tokens,
+            steps=self._progress.steps(pulses_by_rank),
+            n_running=n_running,
+            n_waiting=max(0, len(self._live) - n_running),
+            n_kv_tokens=sum(each.n_kv_tokens for each in pulses),
             version=self.weights.version,
             n_calls=self._pausing.n_calls + self.weights.n_calls,
             is_torn=self._pausing.guard.is_torn,
@@ -254,10 +281,10 @@ class SglangEngine:
         """How many requests had their versions checked, where they are."""
         if hooks.VERSION_CHECK not in self.facts.features:
             return {}
-        checked = self._checked
+        checked = [*self._checked.values()]
         return {
-            "versions_checked": float(checked.n_requests),
-            "versions_contradicted": float(checked.n_contradicted),
+            "versions_checked": float(sum(each.n_requests for each in checked)),
+            "versions_contradicted": float(sum(each.n_contradicted for each in checked)),
         }
 
     def close(self) -> None:
@@ -267,8 +294,8 @@ class SglangEngine:
         if self._feed is not None:
             self._feed.close()
         self._taps.close()
-        if self._port is not None:
-            self._port.close()
+        for port in self._ports:
+            port.close()
 
     def _started(self, arguments: dict[str, object], timeout_s: float) -> EngineThread:
         try:
@@ -280,13 +307,28 @@ class SglangEngine:
             self._gone.wait(LAST_WORDS_S)
             raise EngineDied(cause_of(self._last_words or str(error))) from error
 
-    def _lacks_of_schedulers(self) -> Sequence[Lack]:
-        """What every scheduler lacks; reported before it is built."""
+    def _all_ready(self, ranks: Collection[SchedulerRank]) -> list[Ready]:
+        """What each scheduler of the engine told when it was built."""
+        found: dict[SchedulerRank, Ready] = {}
         try:
-            return self._looked.get(timeout=LAST_WORDS_S)
+            while len(found) < len(ranks):
+                ready = self._ready.get(timeout=READY_S)
+                found[ready.rank] = ready
         except Empty:
-            why = "no scheduler of SGLang's has told whether it is hooked"
+            missing = sorted(set(ranks) - found.keys())
+            why = f"schedulers of SGLang's that are not hooked: {missing}"
             raise EngineDied(why) from None
+        if found.keys() != set(ranks):
+            strange = sorted(found.keys() - set(ranks))
+            raise EngineDied(f"schedulers of SGLang's that nobody has asked for: {strange}")
+        return [*found.values()]
+
+    def _lacks_of_schedulers(self, n_schedulers: int) -> list[Lack]:
+        """What any of them lacks; each has reported it before it was built."""
+        found: dict[str, Lack] = {}
+        for _ in range(n_schedulers):
+            found |= {lack.what: lack for lack in self._looked.get(timeout=READY_S)}
+        return [*found.values()]
 
     def _alive(self) -> EngineThread:
         assert self._thread is not None, "it is built"
@@ -328,20 +370,22 @@ class SglangEngine:
             loop = self._alive().loop
             loop.call_later(LAST_ROW_S, self._live.end, live.rid)
 
-    def _hear(self, message: Message) -> None:
+    def _hear(self, message: Message, rank: SchedulerRank) -> None:
         match message:
             case Rows():
                 given_up = self._live.tell(message)
                 if given_up:
                     self._pausing.abort(given_up)
             case Pulse():
-                self._pulse = message
+                self._pulses[rank] = message
             case VersionsChecked():
-                self._checked = message
+                self._checked[rank] = message
             case Looked(lacks):
                 self._looked.put(lacks)
-            case VersionStaged() | Swapped():
-                self._schedulers.on_report(message)
+            case Ready():
+                self._ready.put(message)
+            case Answered() | VersionStaged() | Swapped():
+                self._schedulers.on_report(message, rank)
             case CacheFlushed():
                 self.cache.on_flushed(message)
             case LastWords(text):
@@ -378,6 +422,19 @@ def _built(arguments: Mapping[str, object]) -> SglangHandle:
     return upstream.build_engine(run_scheduler, arguments)
 
 
+def _rendezvous_ports(arguments: dict[str, object]) -> list[RendezvousPort]:
+    """Ports at which the schedulers of each replica meet; none if the operator has chosen."""
+    if {"nccl_port", "dist_init_addr"} & arguments.keys():
+        return []
+    ports = [RendezvousPort() for _ in range(size_of("dp", arguments))]
+    numbers = [port.number for port in ports]
+    if len(numbers) == 1:
+        arguments["nccl_port"] = numbers[0]
+    else:  # SGLang knows one port and would give it to all of them
+        os.environ[PORTS_VARIABLE] = " ".join(map(str, numbers))
+    return ports
+
+
 def _loss(lack: Lack) -> str:
     lost = ", ".join(lack.loses or ()) or "nothing that a request asks for"
     return f"{lack.what} (it carries: {lack.carries}); this worker does without: {lost}"
@@ -394,12 +451,14 @@ def _terms(
     settings: SglangSettings,
     processors: Processors,
     lacks: Sequence[Lack],
+    ready: Sequence[Ready],
 ) -> RequestTerms:
     model = engine.tokenizer_manager.model_config
     arguments = engine.tokenizer_manager.server_args
+    resolved = upstream.resolved_arguments(engine)
     able = hooks.remaining(features_of(settings, arguments, model, processors.names), lacks)
     facts = replace(
-        facts_of(engine, settings, upstream.resolved_arguments(engine), able),
+        facts_of(engine, settings, resolved, able, ready),
         lost=hooks.lost(upstream.version(), lacks),
     )
     return RequestTerms(
@@ -410,4 +469,5 @@ def _terms(
         has_priorities="priority" in able,
         has_sessions=bool(getattr(arguments, "enable_session_radix_cache", None)),
         is_speculative=is_speculative(arguments),
+        n_replicas=size_of("dp", resolved),
     )

@@ -1,6 +1,7 @@
 """What callers may rely on of an SGLang engine, and what it can do; found by looking."""
 
 from collections.abc import Mapping, Sequence
+from itertools import product
 from typing import Any, cast
 
 import torch
@@ -8,18 +9,28 @@ import transformers
 
 from rolloutbus.engine_worker.engine import EngineFacts
 from rolloutbus.engine_worker.engines.sglang.guard import Abilities
-from rolloutbus.engine_worker.engines.sglang.settings import SglangSettings
+from rolloutbus.engine_worker.engines.sglang.schedulers.wire import Ready, SchedulerRank
+from rolloutbus.engine_worker.engines.sglang.settings import (
+    ON_GPUS_OF_THEIR_OWN,
+    SIZES,
+    SglangSettings,
+    size_of,
+)
 from rolloutbus.engine_worker.engines.sglang.upstream import names as upstream
 from rolloutbus.engine_worker.engines.sglang.upstream.hooks import VERSION_CHECK
 from rolloutbus.engine_worker.engines.sglang.upstream.types import SglangHandle, SglangObject
 from rolloutbus.engine_worker.weights.torch_tensors import gpus_of
 
-RANKS = ("tp", "pp", "dp", "ep")
 ANY = frozenset({"logit_bias", "top_logprobs", "logprobs_of", "prompt_logprobs", "cached_tokens"})
 OF_OUR_ROWS = frozenset({"min_new_tokens", "sampling_mask"})
 """Done in the sampler, one token a step; see `row_processor`."""
 OF_TEXT = frozenset({"stop", "stop_regex"})
 OF_GRAMMARS = frozenset({"json_schema", "regex", "ebnf", "structural_tag"})
+OF_ONE_STAGE = OF_GRAMMARS | {
+    *("image", "video", "audio", "routed_experts", "hidden_states_last", "hidden_states_full"),
+    VERSION_CHECK,
+}
+"""Not in a pipeline: what a stage has of it stays there, or it was not shown."""
 BY_ARGUMENT: Mapping[str, str] = {
     "enable_deterministic_inference": "seed",
     "enable_priority_scheduling": "priority",
@@ -36,9 +47,9 @@ class Devices:
         """`arguments`: SGLang's own, as they came out in the end."""
         self._devices: list[torch.device] = []
         if str(arguments.get("device", "")).startswith("cuda"):
-            n_ranks = int(arguments["tp_size"]) * int(arguments["pp_size"])
-            first, step = int(arguments["base_gpu_id"]), int(arguments["gpu_id_step"])
-            self._devices = [torch.device("cuda", first + i * step) for i in range(n_ranks)]
+            first = int(arguments["base_gpu_id"])
+            n_gpus = len(ranks_of(arguments))
+            self._devices = [torch.device("cuda", first + i) for i in range(n_gpus)]
 
     @property
     def are_there(self) -> bool:
@@ -56,11 +67,18 @@ class Devices:
         return sum(int(cuda.device_memory_used(device)) for device in self._devices)
 
 
+def ranks_of(arguments: Mapping[str, Any]) -> list[SchedulerRank]:
+    """Of all schedulers of an engine; each has a GPU of its own."""
+    sizes = (range(size_of(kind, arguments)) for kind in ON_GPUS_OF_THEIR_OWN)
+    return [SchedulerRank(*rank) for rank in product(*sizes)]
+
+
 def facts_of(
     engine: SglangHandle,
     settings: SglangSettings,
     arguments: Mapping[str, Any],
     features: frozenset[str],
+    ready: Sequence[Ready],
 ) -> EngineFacts:
     """Facts of an engine that was started.
 
@@ -69,18 +87,18 @@ def facts_of(
         settings: the operator's.
         arguments: SGLang's own, as they came out in the end.
         features: what a `generate` may ask for.
+        ready: what each scheduler told when it was built.
     """
-    info = upstream.scheduler_info(engine)
     model = engine.tokenizer_manager.model_config
     return EngineFacts(
         kind="sglang",
         vocab_size=model.vocab_size,
-        max_context=_max_context(info, int(arguments["page_size"])),
-        slots=settings.slots,
+        max_context=_max_context(ready, int(arguments["page_size"])),
+        slots=settings.slots * size_of("dp", arguments),
         eos_token_ids=tuple(sorted(model.hf_eos_token_id or ())),
         gpus=Devices(arguments).uuids,
         features=features,
-        parallel={rank: int(arguments[f"{rank}_size"]) for rank in RANKS},
+        parallel={kind: size_of(kind, arguments) for kind in SIZES},
         software={
             "sglang": upstream.version(),
             "torch": str(torch.__version__),
@@ -90,13 +108,14 @@ def facts_of(
     )
 
 
-def _max_context(info: Mapping[str, Any], page_size: int) -> int:
-    """Prompt + new tokens that SGLang never cuts short, also of a request that is resumed.
+def _max_context(ready: Sequence[Ready], page_size: int) -> int:
+    """Prompt + new tokens that no replica ever cuts short, also of a request that is resumed.
 
-    It does so without a word when it thinks that a request may not fit, and refuses input that
+    SGLang does so without a word when it thinks that a request may not fit, and refuses input that
     comes within a few tokens of the context's end.
     """
-    return min(info["max_req_input_len"], info["max_total_num_tokens"] - 2 * page_size)
+    rooms = ((r.max_req_input_len, r.max_total_num_tokens - 2 * page_size) for r in ready)
+    return min(min(room) for room in rooms)
 
 
 def abilities_of(arguments: Mapping[str, Any]) -> Abilities:
@@ -104,7 +123,8 @@ def abilities_of(arguments: Mapping[str, Any]) -> Abilities:
     return Abilities(
         keeps_weights=bool(arguments.get("enable_weights_cpu_backup")),
         flushes_queued=upstream.flushes_beside_a_queue(),
-        has_stages=int(arguments["pp_size"]) > 1,
+        has_replicas=size_of("dp", arguments) > 1,
+        has_stages=size_of("pp", arguments) > 1,
         shares_weights=arguments.get("weight_cache_mode", "off") not in ("off", None),
         mixes_versions=bool(arguments.get("hicache_storage_backend"))
         and not upstream.stores_by_namespace(),
@@ -140,6 +160,8 @@ def features_of(
         mode = "full"
     if mode:
         found |= {"hidden_states_last", f"hidden_states_{mode}"}
+    if getattr(arguments, "pp_size", 1) > 1:
+        found -= OF_ONE_STAGE
     return frozenset(found)
 
 

@@ -11,7 +11,7 @@ from typing import Literal
 from rolloutbus.bus.actor.effects import next_state
 from rolloutbus.bus.wire.errors import EngineFailed
 from rolloutbus.bus.wire.messages.endings import Problem
-from rolloutbus.engine_worker.engine import EngineBusy
+from rolloutbus.engine_worker.engine import EngineBusy, InFlight
 
 GateState = Literal["running", "held", "retracted", "settled"]
 GateEvent = Literal["hold", "retract", "settle", "go_on"]
@@ -42,8 +42,10 @@ class Abilities:
     """Released weights come back with their values: `enable_weights_cpu_backup`."""
     flushes_queued: bool = False
     """Its cache can be flushed while retracted requests wait."""
+    has_replicas: bool = False
+    """Of the whole model, each with requests of its own: `dp_size` > 1."""
     has_stages: bool = False
-    """Split into pipeline stages, which look at no pause: `pp_size` > 1."""
+    """Split into pipeline stages, each with several batches by turns: `pp_size` > 1."""
     shares_weights: bool = False
     """They belong to a cache of other processes: `weight_cache_mode`."""
     mixes_versions: bool = False
@@ -64,6 +66,8 @@ class StateGuard:
     """The weights are of no version: they came back as garbage, or an update broke off."""
     is_updating: bool = False
     """A change of weights is under way; what runs meanwhile is its own affair."""
+    waits_for_requests: bool = False
+    """It waits for the last of what runs: `finish_old`."""
 
     @property
     def must_stay_shut(self) -> bool:
@@ -74,11 +78,22 @@ class StateGuard:
         """SGLang has done it. LocalProtocolError: it was never asked whether it may."""
         self.state = next_state(GATE_LIFE, self.state, event, "SGLang")
 
-    def check_stop(self) -> None:
-        """Whether requests can be stopped on their way. EngineFailed: not by this engine."""
-        if self.can.has_stages:
-            message = "pipeline stages (`pp_size` > 1) look at no pause; use `abort` or `drain`"
+    def check_stop(self, how: Stop) -> None:
+        """Whether requests can be stopped on their way.
+
+        Raises:
+            EngineFailed: not by this engine.
+            EngineBusy: not now.
+        """
+        if how == "hold" and self.can.has_stages:
+            message = (
+                "pipeline stages (`pp_size` > 1) cannot hold their batches; use `retract`, `abort` "
+                "or `drain`"
+            )
             raise EngineFailed(Problem("unsupported", message, "not_started", field="mode"))
+        if how == "hold" and self.waits_for_requests and self.can.has_replicas:
+            # Those without requests have the new weights; the others could never follow.
+            raise EngineBusy("an update waits for what runs (`finish_old`); pause after its end")
 
     def check_flush(self, n_live: int) -> None:
         """Whether the prefix cache can be flushed, with so many requests in the engine.
@@ -133,9 +148,6 @@ class StateGuard:
         if self.can.shares_weights:
             message = "the weights belong to a cache of other processes (`weight_cache_mode`)"
             raise EngineFailed(Problem("unsupported", message, "not_started"))
-        if self.can.has_stages:
-            message = "pipeline stages (`pp_size` > 1) do not stop together for an update"
-            raise EngineFailed(Problem("unsupported", message, "not_started"))
         if self.can.mixes_versions:
             message = (
                 "this SGLang would find stored KV of older weights; start it without "
@@ -143,8 +155,8 @@ class StateGuard:
             )
             raise EngineFailed(Problem("unsupported", message, "not_started"))
 
-    def begin_update(self) -> None:
-        """Weights are about to be changed.
+    def begin_update(self, in_flight: InFlight, n_live: int) -> None:
+        """Weights are about to be changed, with so many requests in the engine.
 
         Raises:
             EngineFailed: not in this engine.
@@ -154,11 +166,15 @@ class StateGuard:
         self._check_no_update()
         if WEIGHTS in self.released:
             raise EngineBusy("the weights are asleep: wake them up before an update")
-        self.is_updating = True
+        waits = in_flight == "finish_old"
+        if waits and n_live and self.state == "held" and self.can.has_replicas:
+            # A single scheduler judges for itself; of several, some might do it and others not.
+            raise EngineBusy("requests are held in place: finish_old might never end; send resume")
+        self.is_updating, self.waits_for_requests = True, waits
 
     def end_update(self, *, is_torn: bool) -> None:
         """Nothing is changed any more; `is_torn`: what is there now is of no version."""
-        self.is_updating = False
+        self.is_updating = self.waits_for_requests = False
         self.is_torn = is_torn
 
     def check_whole(self) -> None:

@@ -37,7 +37,15 @@ def tiers_of(arguments: Mapping[str, Any]) -> frozenset[CacheTier]:
 class Caches:
     """Implements `PrefixCache`; calls come from any thread but the engine's."""
 
-    def __init__(self, thread: EngineThread, pausing: Pausing, tiers: frozenset[CacheTier]) -> None:
+    def __init__(
+        self,
+        thread: EngineThread,
+        pausing: Pausing,
+        tiers: frozenset[CacheTier],
+        n_replicas: int,
+    ) -> None:
+        """`n_replicas`: each has a cache."""
+        self._n_replicas = n_replicas
         self._thread = thread
         self._pausing = pausing
         self.tiers = tiers
@@ -79,10 +87,16 @@ class Caches:
         if not answer.success:
             why = getattr(answer, "message", "") or "it is busy"
             raise EngineBusy(f"SGLang has not flushed its cache: {why}")
-        try:
-            return self._flushed.get(timeout=COUNT_S).n_tokens
+        n_tokens = n_flushed = 0
+        try:  # SGLang's answer is that of one replica
+            for _ in range(self._n_replicas):
+                n_tokens += self._flushed.get(timeout=COUNT_S).n_tokens
+                n_flushed += 1
         except Empty:
-            return 0
+            if self._n_replicas > 1:
+                of = f"{n_flushed} of {self._n_replicas} replicas"
+                raise EngineBusy(f"SGLang has flushed the caches of {of} only") from None
+        return n_tokens
 
 
 class SglangMemory:

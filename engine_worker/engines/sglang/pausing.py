@@ -8,7 +8,7 @@ import threading
 from collections.abc import Mapping, Sequence
 from typing import get_args
 
-from rolloutbus.engine_worker.engine import EngineBusy, PauseMode
+from rolloutbus.engine_worker.engine import EngineBusy, InFlight, PauseMode
 from rolloutbus.engine_worker.engines.sglang.engine_thread import EngineThread
 from rolloutbus.engine_worker.engines.sglang.guard import PAUSED, StateGuard, Stop
 from rolloutbus.engine_worker.engines.sglang.live import LiveRequest, LiveRequests
@@ -46,6 +46,7 @@ class Pausing:
         Raises:
             ValueError: there is no such mode.
             EngineFailed: not by this engine.
+            EngineBusy: not now.
         """
         if mode not in MODES:
             raise ValueError(f"mode: {mode!r} is none of {', '.join(MODES)}")
@@ -75,8 +76,9 @@ class Pausing:
 
         Raises:
             EngineFailed: not by this engine.
+            EngineBusy: not now.
         """
-        self.guard.check_stop()
+        self.guard.check_stop(how)
         self._hold(how)
         self.guard.reasons.add(reason)
 
@@ -95,14 +97,14 @@ class Pausing:
         if self.guard.state != "running" and not self.guard.must_stay_shut:
             self._go_on()
 
-    def begin_update(self) -> None:
+    def begin_update(self, in_flight: InFlight) -> None:
         """A change of weights begins; not under the lock, which it may outlast.
 
         Raises:
             EngineFailed, EngineBusy: as of `StateGuard.begin_update`.
         """
         with self.lock:
-            self.guard.begin_update()
+            self.guard.begin_update(in_flight, self.n_live)
 
     def end_update(self, *, is_torn: bool) -> None:
         """It has ended. Whole weights open a gate that was shut for want of them."""

@@ -149,8 +149,9 @@ class PrefixFeed:
         """
         if EVENTS in arguments:
             raise ValueError(f"arguments: {EVENTS} follows from report_prefixes; leave it out")
-        if _number(arguments, "dp_size") > 1:
-            raise ValueError("report_prefixes: one cache is told of, and dp_size makes several")
+        for name in ("dp_size", "pp_size"):
+            if _number(arguments, name) > 1:
+                raise ValueError(f"report_prefixes: one cache is told of, and {name} makes several")
         endpoint = f"ipc://{folder / 'kv-events'}"
         config = {"publisher": "zmq", "endpoint": endpoint, "topic": ""}
         arguments[EVENTS] = json.dumps(config)

@@ -5,6 +5,7 @@ import re
 import struct
 from collections.abc import Callable
 from dataclasses import dataclass
+from zlib import crc32
 
 from rolloutbus.bus.wire.messages.endings import Problem, bad_request
 from rolloutbus.bus.wire.messages.generation import Grammar, SamplingParams
@@ -39,6 +40,8 @@ class RequestTerms:
     has_sessions: bool = False
     is_speculative: bool = False
     """Several tokens are sampled in a step: our rules are not asked for each."""
+    n_replicas: int = 1
+    """SGLang shares requests out among them."""
 
 
 class Unfit(Exception):
@@ -149,6 +152,9 @@ def generate_request(
         fields["priority"] = int(work.priority)
     if terms.has_sessions and work.session:
         fields["session_id"] = work.session
+    if terms.n_replicas > 1 and work.session:
+        # What it has cached is in one replica.
+        fields["routed_dp_rank"] = crc32(work.session.encode()) % terms.n_replicas
     return make(
         "GenerateReqInput",
         rid=rid,

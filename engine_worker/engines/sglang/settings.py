@@ -1,6 +1,7 @@
 """What an operator chooses about the SGLang engine."""
 
 from collections.abc import Mapping
+from math import prod
 from typing import Annotated, Literal
 
 import msgspec
@@ -23,18 +24,38 @@ ALIASES: Mapping[str, str] = {
     "data_parallel_size": "dp_size",
     "pp": "pp_size",
     "pipeline_parallel_size": "pp_size",
+    "ep": "ep_size",
+    "expert_parallel_size": "ep_size",
 }
 """Other spellings that SGLang's command line and other trainers know."""
 
+Kind = Literal["dp", "pp", "tp", "ep"]
+"""Of parallelism: replicas, stages of the layers, parts of the tensors, groups of the experts."""
+SIZES: tuple[Kind, ...] = ("dp", "pp", "tp", "ep")
+ON_GPUS_OF_THEIR_OWN: tuple[Kind, ...] = ("dp", "pp", "tp")
+"""Their product is what an engine has of schedulers, and of GPUs; experts are split over `tp`."""
+_ATTENTION = (
+    "replicas that share their experts change their weights in the midst of each other's steps; "
+    "use dp_size alone, whose replicas are whole"
+)
 ONLY_ONE: Mapping[str, str] = {
-    "dp_size": "an update would be judged by its first replica alone; start more workers, "
-    "each an engine of its own",
-    "pp_size": "pipeline stages do not change their weights together; "
-    "split the tensors with tp_size",
+    "attn_dp_size": _ATTENTION,
+    "dwdp_size": _ATTENTION,
     "gpu_id_step": "each engine takes the GPUs right after those of the one before; "
     "choose them with CUDA_VISIBLE_DEVICES",
 }
 """Arguments that must be 1, and what to do instead."""
+OF_WHOLE_MODELS: Mapping[str, object] = {
+    "enable_lora": None,
+    "lora_paths": None,
+    "speculative_algorithm": None,
+    "enable_hierarchical_cache": None,
+    "is_embedding": None,
+    "disaggregation_mode": "null",
+}
+"""Arguments that no pipeline was shown to have (`pp_size`), and what they are without a meaning."""
+MEETINGS = ("nccl_port", "dist_init_addr")
+"""Arguments that say where the schedulers of one replica meet."""
 
 
 def named(arguments: Mapping[str, object]) -> dict[str, object]:
@@ -53,23 +74,52 @@ def named(arguments: Mapping[str, object]) -> dict[str, object]:
         if name in OURS:
             raise ValueError(f"arguments: {name} follows from the worker's settings; {OURS[name]}")
         found[name] = value
-    for name in ("tp_size", *ONLY_ONE):
+    sizes = {kind: size_of(kind, found) for kind in SIZES}
+    for name, why in ONLY_ONE.items():
         n = _whole(name, found, default=1, least=1)
-        if name in ONLY_ONE and n > 1:
-            raise ValueError(f"arguments: {name}: {n} cannot be served: {ONLY_ONE[name]}")
+        if n > 1:
+            raise ValueError(f"arguments: {name}: {n} cannot be served: {why}")
+    if sizes["dp"] > 1:
+        _check_replicas(found)
+    for name, nothing in OF_WHOLE_MODELS.items():
+        if sizes["pp"] > 1 and found.get(name) not in (None, False, "false", nothing):
+            raise ValueError(
+                f"arguments: {name} cannot be served by a pipeline: leave pp_size out, and split "
+                "the tensors with tp_size"
+            )
+    if found.get("enable_eplb") not in (None, False, "false"):
+        raise ValueError(
+            "arguments: enable_eplb cannot be served: experts that move between ranks are read "
+            "back as others; leave it out"
+        )
     _whole("base_gpu_id", found, default=0, least=0)
     return found
+
+
+def _check_replicas(arguments: Mapping[str, object]) -> None:
+    if arguments.get("enable_dp_attention") not in (None, False, "false"):
+        raise ValueError(f"arguments: enable_dp_attention cannot be served: {_ATTENTION}")
+    for name in MEETINGS:
+        if name in arguments:
+            raise ValueError(
+                f"arguments: {name}: the replicas of dp_size meet at a place each: leave it out"
+            )
 
 
 def first_gpu(arguments: Mapping[str, object], index: int) -> int:
     """Where the engine of this worker begins; arguments as `named` gives them."""
     first = _whole("base_gpu_id", arguments, default=0, least=0)
-    return first + index * tensor_parallel(arguments)
+    return first + index * n_gpus(arguments)
 
 
-def tensor_parallel(arguments: Mapping[str, object]) -> int:
-    """GPUs that share the model's tensors; arguments as `named` gives them."""
-    return _whole("tp_size", arguments, default=1, least=1)
+def n_gpus(arguments: Mapping[str, object]) -> int:
+    """GPUs of an engine, one for each of its schedulers; arguments as `named` gives them."""
+    return prod(size_of(kind, arguments) for kind in ON_GPUS_OF_THEIR_OWN)
+
+
+def size_of(kind: Kind, arguments: Mapping[str, object]) -> int:
+    """How many parts there are of a kind; arguments as `named` gives them, or SGLang's own."""
+    return _whole(f"{kind}_size", arguments, default=1, least=1)
 
 
 def _whole(name: str, arguments: Mapping[str, object], *, default: int, least: int) -> int:
@@ -94,7 +144,7 @@ class SglangSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     device: Literal["auto", "cpu", "cuda"] = "auto"
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     slots: Count = 256
-    """Requests that run side by side."""
+    """Requests that run side by side, in each replica (`dp_size`)."""
     max_context: Annotated[int, msgspec.Meta(ge=0)] = 0
     """SGLang's `context_length`, of which it keeps 6 tokens for itself: the rest is for prompt and
     new tokens of one request; 0: what the model was built for."""
@@ -114,4 +164,9 @@ class SglangSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Any other argument of SGLang's server by name, such as `tp_size`; checked before start."""
 
     def __post_init__(self) -> None:
-        named(self.arguments)
+        arguments = named(self.arguments)
+        if self.device == "cpu" and size_of("ep", arguments) > 1:
+            raise ValueError(
+                "arguments: ep_size: on a CPU SGLang cannot split experts over ranks; use tp_size, "
+                "which splits each expert"
+            )

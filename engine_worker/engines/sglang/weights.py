@@ -4,12 +4,13 @@ Spec: docs/protocol.md, "Weights".
 """
 
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from math import prod
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
+from msgspec import structs
 
 from rolloutbus.bus.weights.manifest import ALIGN_BYTES, DTYPES
 from rolloutbus.bus.weights.tensor_files import LENGTH_BYTES, header_bytes, parse_header
@@ -24,14 +25,16 @@ from rolloutbus.engine_worker.engine import (
     WeightSwap,
 )
 from rolloutbus.engine_worker.engines.sglang.pausing import Pausing
-from rolloutbus.engine_worker.engines.sglang.schedulers.connection import Schedulers
+from rolloutbus.engine_worker.engines.sglang.schedulers.connection import Reports, Schedulers
 from rolloutbus.engine_worker.engines.sglang.schedulers.wire import (
     CheckpointTensor,
     FindTensors,
+    Halt,
     Install,
     Lent,
     Placed,
     Read,
+    SchedulerAnswer,
     Stage,
     Swapped,
     TensorRows,
@@ -82,6 +85,48 @@ class _Piece(NamedTuple):
     """In the first row, before what was asked for."""
 
 
+def one_outcome(reports: Reports) -> Swapped:
+    """How an update of all schedulers has ended; torn: some have done it and others have not."""
+    swaps = {rank: each for rank, each in reports.items() if isinstance(each, Swapped)}
+    failed = {rank: each for rank, each in swaps.items() if each.problem}
+    if not failed:
+        # Schedulers of one replica have the same requests.
+        own = [each for rank, each in swaps.items() if rank.is_first]
+        return Swapped(
+            own[0].version,
+            max(each.stall_ms for each in swaps.values()),
+            sum(each.n_retracted for each in own),
+            sum(each.n_aborted for each in own),
+        )
+    rank, first = min(failed.items())
+    if len(failed) == len(swaps):
+        return first if not any(each.is_torn for each in failed.values()) else _torn(first)
+    others = ", ".join(str(rank) for rank in sorted(swaps.keys() - failed.keys()))
+    return _torn(first, f"; only {others} took the version, {rank} did not")
+
+
+def _torn(report: Swapped, more: str = "") -> Swapped:
+    problem = report.problem + more
+    return structs.replace(report, problem=problem, is_busy=False, is_torn=True)
+
+
+def held_between(
+    tensors: Sequence[CheckpointTensor], surveys: Collection[SchedulerAnswer]
+) -> tuple[dict[str, TensorSpec], frozenset[str]]:
+    """What the schedulers keep between them, by name, and the names of what they cannot read.
+
+    Each stage has layers of its own, and what a tensor is shared by may be read from any.
+    """
+    dtypes: dict[str, str] = {}
+    readable: set[str] = set()
+    for survey in surveys:
+        mine = {t.name: dtype for t, dtype in zip(tensors, survey.dtypes, strict=True) if dtype}
+        dtypes |= mine
+        readable |= mine.keys() - set(survey.unreadable)
+    specs = {each.name: _spec(each, dtypes[each.name]) for each in tensors if each.name in dtypes}
+    return specs, frozenset(dtypes.keys() - readable)
+
+
 class SglangWeights:
     """Implements `WeightSink` and `SharesMemory`."""
 
@@ -111,16 +156,12 @@ class SglangWeights:
         self.n_calls = 0
         """Updates that wait, or are being made."""
         tensors = tensors_of(model)
-        survey = schedulers.ask(FindTensors(list(tensors)))
-        if is_whole and survey.unfilled:
-            n, first = len(survey.unfilled), survey.unfilled[0]
+        surveys = [*schedulers.ask(FindTensors(list(tensors))).values()]
+        unfilled = sorted({name for each in surveys for name in each.unfilled})
+        if is_whole and unfilled:
+            n, first = len(unfilled), unfilled[0]
             raise ValueError(f"model: the checkpoint lacks {n} parameters of the model: {first}, …")
-        self._unreadable = frozenset(survey.unreadable)
-        self._specs = {
-            each.name: _spec(each, dtype)
-            for each, dtype in zip(tensors, survey.dtypes, strict=True)
-            if dtype
-        }
+        self._specs, self._unreadable = held_between(tensors, surveys)
 
     def specs(self) -> Sequence[TensorSpec]:
         """See `WeightSink`: names of the checkpoint, types that the model keeps them in."""
@@ -145,11 +186,12 @@ class SglangWeights:
             expected = self._schedulers.expect(VersionStaged, version)
             self._staged[version], order = self._placed(version, tensors)
             self._schedulers.ask(order)
-            report = self._schedulers.wait(expected, is_patient=False)
-        assert isinstance(report, VersionStaged)
-        if report.problem:
-            self.unstage(version)
-            raise EngineFailed(_failed(version, report.problem))
+            reports = self._schedulers.wait(expected, is_patient=False)
+        for report in reports.values():
+            assert isinstance(report, VersionStaged)
+            if report.problem:
+                self.unstage(version)
+                raise EngineFailed(_failed(version, report.problem))
 
     def unstage(self, version: int) -> None:
         """See `WeightSink`."""
@@ -200,22 +242,29 @@ class SglangWeights:
             raise EngineBusy("the weights are of no version: update them first")
         with self._reading:
             file = self._room(end) if ranges else ""
-            answer = self._schedulers.ask(Read(file, [each.rows for each in pieces]))
+            answers = self._schedulers.ask(Read(file, [each.rows for each in pieces]))
             starts = [each.rows.offset + each.skip_bytes for each in pieces]
             found = [
                 self._answers[start : start + asked.size_bytes].copy()
                 for start, asked in zip(starts, ranges, strict=True)
             ]
-        return answer.version, found
+        versions = {each.version for each in answers.values()}
+        if len(versions) > 1:
+            raise EngineBusy(f"the weights are being changed: they are of versions {versions}")
+        return versions.pop(), found
 
     def _install(self, version: int, in_flight: InFlight) -> Swapped:
-        self._pausing.begin_update()
+        self._pausing.begin_update(in_flight)
         is_torn = self._pausing.guard.is_torn
         try:
             expected = self._schedulers.expect(Swapped, version)
             self._schedulers.ask(Install(version, in_flight))
-            report = self._schedulers.wait(expected, is_patient=in_flight == "finish_old")
-            assert isinstance(report, Swapped)
+            report = one_outcome(
+                self._schedulers.wait(expected, is_patient=in_flight == "finish_old")
+            )
+            if report.is_torn:
+                # Those that have the version would go on with it, and the others without.
+                self._schedulers.ask(Halt())
             is_torn = report.is_torn or (is_torn and bool(report.problem))
             if not report.problem:
                 self.version = version

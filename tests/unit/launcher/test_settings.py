@@ -24,8 +24,8 @@ from rolloutbus.router.settings import PairSettings, RouterSettings
         ({"engine": "fake", "engine_options": {"slotz": 1}}, "engine_options: .*slotz"),
         ({"engine": "fake", "engine_options": {"slots": "many"}}, "engine_options: .*slots"),
         (
-            {"engine": "sglang", "engine_options": {"arguments": {"dp-size": 2}}},
-            "engine_options: .*dp_size: 2 cannot be served: .* start more workers",
+            {"engine": "sglang", "engine_options": {"arguments": {"attn-dp-size": 2}}},
+            "engine_options: .*attn_dp_size: 2 cannot be served: .* use dp_size alone",
         ),
         ({"engine": "sglang", "engine_options": {"arguments": {"tp": "two"}}}, "tp_size: 'two'"),
         ({"engine": "sglang", "engine_options": {"arguments": 5}}, "engine_options: .*object"),

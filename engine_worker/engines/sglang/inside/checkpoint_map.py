@@ -70,7 +70,7 @@ class CheckpointMap:
     def read(self, rows: TensorRows, into: torch.Tensor) -> None:
         """Write this rank's part of some rows into `into`, uint8 [bytes of the rows]."""
         row = _row_elements(self._shapes[rows.name])
-        for source, name, target in self._copies[rows.name]:
+        for source, name, target in self._copies.get(rows.name, ()):
             first_row, within = divmod(source.offset, row)
             start = max(first_row, rows.first)
             stop = min(first_row + source.shape[0], rows.first + rows.n)

@@ -6,6 +6,7 @@ from typing import Any, NamedTuple, TypeVar, cast
 
 import torch
 import torch.distributed
+from msgspec import structs
 
 from rolloutbus.bus.weights.cuda_memory import CudaError
 from rolloutbus.bus.wire.codec import runs_within
@@ -28,13 +29,11 @@ T = TypeVar("T")
 
 
 class Ranks:
-    """The scheduler processes that hold one copy of the model between them."""
+    """Scheduler processes that hold something between them."""
 
     def __init__(self, group: Any) -> None:  # noqa: ANN401 - torch has no type for it
         """`group`: of PyTorch, for objects of the host."""
         self._group = group
-        self.mine: int = torch.distributed.get_rank(group)
-        """This process's number."""
         self.n: int = torch.distributed.get_world_size(group)
 
     def gathered(self, mine: T) -> list[T]:
@@ -62,9 +61,17 @@ class OverwriteOutcome(NamedTuple):
 class ModelTensors:
     """Reads and writes one rank's part of the model; between steps, but for `stage`."""
 
-    def __init__(self, runner: ModelRunner, ranks: Ranks) -> None:
+    def __init__(self, runner: ModelRunner, ranks: Ranks, everyone: Ranks) -> None:
+        """Until `survey` nothing is known of the checkpoint.
+
+        Args:
+            runner: SGLang's, of this process.
+            ranks: those that hold these layers between them.
+            everyone: those that hold the model between them, with all its layers.
+        """
         self._runner = runner
-        self.ranks = ranks
+        self._ranks = ranks
+        self._everyone = everyone
         self._device = next(iter(runner.model.parameters())).device
         self._staging = Staging(self._device)
         self._answers = MappedFiles()
@@ -79,11 +86,11 @@ class ModelTensors:
         except Exception:  # noqa: BLE001 - a model's own code, which expects weights with content
             self._map = None
         # All ranks run the same code, but none may wait for another that has failed.
-        if not all(self.ranks.gathered(self._map is not None)) or self._map is None:
+        if not all(self._ranks.gathered(self._map is not None)) or self._map is None:
             return _unknown(order.tensors)
         held = self._map
         names = [each.name for each in order.tensors]
-        of_all = self.ranks.gathered({name: held.sources(name) for name in names})
+        of_all = self._ranks.gathered({name: held.sources(name) for name in names})
         parts = {name: {part for rank in of_all for part in rank[name]} for name in names}
         sizes = {name: sum(prod(part.shape) for part in parts[name]) for name in names}
         return SchedulerAnswer(
@@ -95,10 +102,21 @@ class ModelTensors:
     def stage(self, order: Stage) -> str:
         """Bring a version near; in any thread. Why that failed; empty: it is there."""
         try:
-            self._staging.stage(order)
+            self._staging.stage(self._of_use(order))
         except (OSError, ValueError, KeyError, RuntimeError, CudaError) as error:
             return f"{type(error).__name__}: {error}"
         return ""
+
+    def _of_use(self, order: Stage) -> Stage:
+        """The order without tensors of other stages."""
+        held = self._map
+        if held is None:
+            return order
+        return structs.replace(
+            order,
+            tensors=[each for each in order.tensors if held.dtype(each.tensor.name)],
+            lent=[each for each in order.lent if held.dtype(each.tensor.name)],
+        )
 
     def has(self, version: int) -> bool:
         """Whether a version is staged."""
@@ -118,7 +136,7 @@ class ModelTensors:
         except Exception as error:  # noqa: BLE001 - whatever it is, SGLang would die of it
             problem, is_torn = f"{type(error).__name__}: {error}"[:500], True
         module.synchronize()
-        outcomes = self.ranks.gathered((problem, is_torn))
+        outcomes = self._everyone.gathered((problem, is_torn))
         problem = next((each for each, _ in outcomes if each), "")
         # One rank that failed spoils what the others have taken.
         is_spoiled = any(torn or not why for why, torn in outcomes)
@@ -133,7 +151,6 @@ class ModelTensors:
         content = torch.as_tensor(self._answers.of(order.file, for_writing=True))
         for rows in order.rows:
             self._map.read(rows, content[rows.offset :])
-        self.ranks.gathered(None)
 
     def _load(self, tensors: NamedTensors) -> str:
         updater = self._runner.weight_updater

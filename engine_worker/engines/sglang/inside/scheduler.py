@@ -17,6 +17,8 @@ from rolloutbus.engine_worker.engines.sglang.facts import is_speculative
 from rolloutbus.engine_worker.engines.sglang.inside.scheduler_sampling import SchedulerSampling
 from rolloutbus.engine_worker.engines.sglang.inside.scheduler_weights import (
     SchedulerWeights,
+    batches_of,
+    is_staged,
     namespace_of,
 )
 from rolloutbus.engine_worker.engines.sglang.inside.tap_columns import TapColumns
@@ -24,12 +26,15 @@ from rolloutbus.engine_worker.engines.sglang.inside.version_account import Versi
 from rolloutbus.engine_worker.engines.sglang.schedulers.wire import (
     COARSE_VARIABLE,
     PATH_VARIABLE,
+    PORTS_VARIABLE,
     PREFIX_VARIABLE,
     CacheFlushed,
     LastWords,
     Looked,
     Message,
     Pulse,
+    Ready,
+    SchedulerRank,
     framed,
 )
 from rolloutbus.engine_worker.engines.sglang.upstream import hooks, presence
@@ -117,11 +122,16 @@ def run_scheduler(*arguments: object, **options: object) -> None:
     Raises:
         SystemExit: this SGLang has not what they need; the host was told.
     """
-    tap = SchedulerTap(os.environ[PATH_VARIABLE], int(os.environ[COARSE_VARIABLE]))
+    given = upstream.scheduler_arguments(arguments, options)
+    rank = SchedulerRank(given["dp_rank"] or 0, given["pp_rank"], given["tp_rank"])
+    place = rank, given["server_args"].pp_size
+    tap = SchedulerTap(os.environ[PATH_VARIABLE], int(os.environ[COARSE_VARIABLE]), *place)
     try:
         problem = tap.install()
         if problem:
             raise SystemExit(problem)
+        if PORTS_VARIABLE in os.environ:
+            given["port_args"].nccl_port = int(os.environ[PORTS_VARIABLE].split()[rank.dp])
         run_scheduler_process(*arguments, **options)
     finally:
         tap.close()
@@ -148,14 +158,19 @@ def patch(wanted: Iterable[tuple[Hook, Call]]) -> list[Lack]:
 class SchedulerTap:
     """The hooks of one scheduler process, and its connection to the engine host."""
 
-    def __init__(self, path: str, coarse_tokens: int) -> None:
+    def __init__(self, path: str, coarse_tokens: int, rank: SchedulerRank, n_stages: int) -> None:
+        self._rank = rank
+        self._n_stages = n_stages
+        # The last stage samples, and so knows most of a token.
+        self._is_speaker = rank.tp == 0 and rank.pp == n_stages - 1
+        """Whether this is the rank that tells of tokens."""
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self._socket.connect(path)
         self._sending = threading.Lock()
         self._columns = TapColumns(coarse_tokens)
         self._version = 0
         """Of the weights that the next step is computed with."""
-        self._weights = SchedulerWeights(self._send, self._end, self._use_version)
+        self._weights = SchedulerWeights(rank, self._send, self._end, self._use_version)
         self._sampling = SchedulerSampling()
         self._prefixes = PrefixEvents() if PREFIX_VARIABLE in os.environ else None
         self._has_account = False
@@ -163,6 +178,8 @@ class SchedulerTap:
         self._scheduler: Scheduler | None = None
         self._n_forwards = 0
         self._pulse_at = 0.0
+        self._was_busy = False
+        """When it last told of its counters."""
 
     def install(self) -> str:
         """Hook into SGLang's classes of this process, and tell the host what they lack.
@@ -172,6 +189,8 @@ class SchedulerTap:
         whens: list[When] = ["always"]
         if self._prefixes is not None:
             whens.append("prefixes")
+        if self._n_stages > 1:
+            whens.append("stages")
         lacks = [*patch(self.calls()), *lacks_for("scheduler", whens)]
         self._has_account = not any(hooks.VERSION_CHECK in (each.loses or ()) for each in lacks)
         problem = hooks.refusal(upstream.version(), lacks)
@@ -208,7 +227,10 @@ class SchedulerTap:
 
     def _run(self, call: Call, scheduler: Scheduler, *args: object, **kwargs: object) -> None:
         self._take_over(scheduler)
-        if self._has_account and not is_speculative(scheduler.server_args):
+        room = scheduler.max_total_num_tokens, scheduler.max_req_input_len
+        self._send(Ready(self._rank, *room))
+        is_counted = self._has_account and not is_speculative(scheduler.server_args)
+        if is_counted and self._n_stages == 1:
             self._columns.account = VersionAccount(upstream.counted_runs, UNBOOKED, self._send)
             self._weights.keep_account()
         self._or_say_why(call, scheduler, *args, **kwargs)
@@ -237,21 +259,35 @@ class SchedulerTap:
             self._send(LastWords(f"{type(error).__name__}: {error}"[:4000]))
             raise
 
-    def _launch(self, call: Call, *args: object, **kwargs: object) -> object:
-        result = call(*args, **kwargs)
-        result.rolloutbus_version = self._version
+    def _launch(
+        self,
+        call: Call,
+        scheduler: Scheduler,
+        batch: SchedulerBatch,
+        *args: object,
+        **kwargs: object,
+    ) -> object:
+        result: SglangObject = call(scheduler, batch, *args, **kwargs)
+        if is_staged(scheduler):
+            # What is booked is another result, which the last stage sends around.
+            output = getattr(result, "logits_output", None)
+            batch.rolloutbus_version = self._version
+            batch.rolloutbus_support = getattr(output, "rolloutbus_support", None)
+        else:
+            result.rolloutbus_version = self._version
         self._n_forwards += 1
         now = time.monotonic()
-        if now >= self._pulse_at:
+        if now >= self._pulse_at and self._is_speaker:
             self._pulse_at = now + PULSE_S
             self._send(self._pulse())
         return result
 
     def _book(
-        self, call: Call, scheduler: object, batch: SchedulerBatch, result: object, *args: object
+        self, call: Call, scheduler: Scheduler, batch: SchedulerBatch, result: object, *args: object
     ) -> object:
         # Only `run_batch` knows the weights: what comes another way is told as of no version.
-        self._tell_version(getattr(result, "rolloutbus_version", None), batch.reqs)
+        of_step = batch if is_staged(scheduler) else result
+        self._tell_version(getattr(of_step, "rolloutbus_version", None), batch.reqs)
         self._sampling.before_booking(batch, result)
         return call(scheduler, batch, result, *args)
 
@@ -264,7 +300,7 @@ class SchedulerTap:
         **kwargs: object,
     ) -> object:
         """Wraps `stream_output(reqs, return_logprob, skip_req=None)`."""
-        if streamer.is_generation and streamer.send_to_detokenizer.socket is not None:
+        if streamer.is_generation and self._is_speaker:
             skipped = kwargs.get("skip_req", args[1] if len(args) > 1 else None)
             shown = reqs if skipped is None else [req for req in reqs if req is not skipped]
             self._send(self._columns.step(shown))
@@ -282,7 +318,10 @@ class SchedulerTap:
 
     def _take_in(self, call: Call, scheduler: Scheduler, requests: Sequence[object]) -> object:
         taken = call(scheduler, requests)
-        if upstream.is_halted(scheduler) and not requests:
+        is_due = self._was_busy and time.monotonic() >= self._pulse_at
+        if is_due and self._is_speaker and not self._running(scheduler):
+            self._send(self._pulse())
+        if upstream.is_halted(scheduler) and not requests and self._weights.is_at_rest:
             # It would spin: held, it passes over what makes an idle one wait for its sockets.
             scheduler.maybe_sleep_on_idle()
         return taken
@@ -290,7 +329,7 @@ class SchedulerTap:
     def _flush(self, call: Call, scheduler: Scheduler, *args: object, **kwargs: object) -> bool:
         n_tokens = scheduler.tree_cache.evictable_size()
         has_flushed: bool = call(scheduler, *args, **kwargs)
-        if has_flushed:
+        if has_flushed and self._is_speaker:
             self._send(CacheFlushed(n_tokens))
         return has_flushed
 
@@ -304,23 +343,21 @@ class SchedulerTap:
         # Launched and not booked: with overlapped scheduling they are in no other place.
         # Some versions have the queue only with overlapped scheduling.
         launched = [batch for batch, _ in getattr(scheduler, "result_queue", ())]
-        batches = (scheduler.running_batch, scheduler.last_batch, *launched)
-        running = [req for batch in batches if batch is not None for req in batch.reqs]
+        batches = [*batches_of(scheduler), *launched]
+        running = [req for batch in batches for req in batch.reqs]
         if scheduler.chunked_req is not None:
             running.append(scheduler.chunked_req)
         return [*running, *scheduler.waiting_queue]
 
-    @property
-    def _is_speaker(self) -> bool:
-        """Whether this is the rank that tells of tokens."""
-        assert self._scheduler is not None, "it has run a step"
-        return self._scheduler.ipc_channels.send_to_detokenizer.socket is not None
+    def _running(self, scheduler: Scheduler) -> Sequence[SchedulerRequest]:
+        return self._weights.running if is_staged(scheduler) else scheduler.running_batch.reqs
 
     def _pulse(self) -> Pulse:
         scheduler = self._scheduler
         assert scheduler is not None, "it has run a step"
         pool = scheduler.token_to_kv_pool_allocator
-        n_running, n_waiting = len(scheduler.running_batch.reqs), len(scheduler.waiting_queue)
+        n_running, n_waiting = len(self._running(scheduler)), len(scheduler.waiting_queue)
+        self._was_busy = n_running > 0
         n_free = pool.available_size() + scheduler.tree_cache.evictable_size()
         n_used = scheduler.max_total_num_tokens - n_free
         return Pulse(self._n_forwards, n_running, n_waiting, max(0, n_used))

@@ -217,6 +217,8 @@ class SchedulerSampling:
         """Its tokens are about to be given to the requests."""
         output = getattr(result, "logits_output", None)
         support: Support | None = getattr(output, "rolloutbus_support", None)
+        if support is None:
+            support = getattr(batch, "rolloutbus_support", None)
         if support is not None:
             note_support(support, batch.reqs)
         end_broken(batch, result)

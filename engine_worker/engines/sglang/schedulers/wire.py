@@ -4,12 +4,12 @@ A scheduler sends over a stream socket in the file system: the length of a messa
 little endian, and the MessagePack of one of the structs below.
 
 An order of the host travels as the name in SGLang's request for a weight by name, which reaches
-every scheduler process between two steps whatever the parallelism; the bytes of the answer come
-back as the numbers of that weight. So nothing is pickled but text, and nothing of SGLang's waits.
+every scheduler process between two steps whatever the parallelism. SGLang brings back the answer of
+one scheduler for each replica; ours come over the socket, one of every scheduler. So nothing is
+pickled but text, and nothing of SGLang's waits.
 """
 
 import struct
-from collections.abc import Sequence
 from typing import Annotated
 
 import msgspec
@@ -19,6 +19,22 @@ from rolloutbus.engine_worker.engine import InFlight
 from rolloutbus.engine_worker.engines.sglang.upstream.hooks import Lack
 
 PREFIX = "rolloutbus:"
+
+
+class SchedulerRank(msgspec.Struct, array_like=True, frozen=True, order=True):
+    """Which scheduler of its engine a process is, from 0, by SGLang's numbers."""
+
+    dp: int
+    """Replica: a whole model that has requests of its own."""
+    pp: int
+    """Stage: these layers of the model."""
+    tp: int
+    """Part of the tensors of these layers."""
+
+    @property
+    def is_first(self) -> bool:
+        """Whether it is the first one of its replica."""
+        return self.pp == self.tp == 0
 
 
 class CheckpointTensor(msgspec.Struct, array_like=True, frozen=True):
@@ -65,7 +81,7 @@ class FindTensors(msgspec.Struct, frozen=True, tag="survey"):
 
 
 class Stage(msgspec.Struct, frozen=True, tag="stage"):
-    """Ask the scheduler to load a version in the background; it answers `Staged`."""
+    """Ask the scheduler to load a version in the background; it tells `VersionStaged`."""
 
     version: int
     files: list[str]
@@ -80,7 +96,7 @@ class Unstage(msgspec.Struct, frozen=True, tag="unstage"):
 
 
 class Install(msgspec.Struct, frozen=True, tag="install"):
-    """Ask the scheduler to activate a staged version; it answers `Swapped`."""
+    """Ask the scheduler to activate a staged version; it tells `Swapped`, once, whatever comes."""
 
     version: int
     in_flight: InFlight
@@ -93,10 +109,14 @@ class Read(msgspec.Struct, frozen=True, tag="read"):
     rows: list[TensorRows]
 
 
-Order = FindTensors | Stage | Unstage | Install | Read
+class Halt(msgspec.Struct, frozen=True, tag="halt"):
+    """Take no step before the next version: schedulers of this engine have different weights."""
 
 
-class SchedulerAnswer(msgspec.Struct, frozen=True):
+Order = FindTensors | Stage | Unstage | Install | Read | Halt
+
+
+class SchedulerAnswer(msgspec.Struct, array_like=True, frozen=True):
     """To any order."""
 
     problem: str = ""
@@ -104,6 +124,7 @@ class SchedulerAnswer(msgspec.Struct, frozen=True):
     is_busy: bool = False
     """The problem is one of the engine's present state."""
     version: int = 0
+    """Of the active weights."""
     dtypes: list[str] = []
     """Of each tensor, as the model keeps it; empty: it has no use for it."""
     unreadable: list[str] = []
@@ -113,27 +134,19 @@ class SchedulerAnswer(msgspec.Struct, frozen=True):
 
 
 _decode_order = msgspec.json.Decoder(Order).decode
-_decode_answer = msgspec.json.Decoder(SchedulerAnswer).decode
 
 
-def as_name(order: Order) -> str:
+def as_name(number: int, order: Order) -> str:
     """The name of the weight that stands for this order."""
-    return PREFIX + msgspec.json.encode(order).decode()
+    return f"{PREFIX}{number}:{msgspec.json.encode(order).decode()}"
 
 
-def order_of(name: str) -> Order | None:
-    """What a name stands for; None if it is that of a weight."""
-    return _decode_order(name[len(PREFIX) :]) if name.startswith(PREFIX) else None
-
-
-def as_numbers(answer: SchedulerAnswer) -> list[float]:
-    """An answer as the numbers of a weight."""
-    return [float(byte) for byte in msgspec.json.encode(answer)]
-
-
-def answer_of(numbers: Sequence[float]) -> SchedulerAnswer:
-    """The answer that these numbers stand for."""
-    return _decode_answer(bytes(int(number) for number in numbers))
+def order_of(name: str) -> tuple[int, Order] | None:
+    """The number and the order that a name stands for; None if it is that of a weight."""
+    if not name.startswith(PREFIX):
+        return None
+    number, _, order = name[len(PREFIX) :].partition(":")
+    return int(number), _decode_order(order)
 
 
 HEADER = struct.Struct("<I")
@@ -142,6 +155,8 @@ PATH_VARIABLE = "ROLLOUTBUS_SCHEDULER_TAP"
 COARSE_VARIABLE = "ROLLOUTBUS_COARSE_TOKENS"
 PREFIX_VARIABLE = "ROLLOUTBUS_PREFIX_EVENTS"
 """Set: KV events are read, and have to be of what new requests find."""
+PORTS_VARIABLE = "ROLLOUTBUS_RENDEZVOUS_PORTS"
+"""Set for several replicas: the port at which the schedulers of each one meet."""
 STREAMED, COARSE = "s", "c"
 """First letter of an engine's request id: publish every step, or larger portions."""
 MAX_MESSAGE_BYTES = 1 << 31
@@ -184,6 +199,16 @@ class Looked(msgspec.Struct, array_like=True, frozen=True, tag="looked"):
     lacks: list[Lack]
 
 
+class Ready(msgspec.Struct, array_like=True, frozen=True, tag="ready"):
+    """This scheduler is built."""
+
+    rank: SchedulerRank
+    max_total_num_tokens: int
+    """Tokens that its KV cache has room for."""
+    max_req_input_len: int
+    """The longest input that it takes."""
+
+
 class Pulse(msgspec.Struct, array_like=True, frozen=True, tag="pulse"):
     """Counters of a scheduler that works."""
 
@@ -214,13 +239,18 @@ class LastWords(msgspec.Struct, array_like=True, frozen=True, tag="last_words"):
     message: Annotated[str, msgspec.Meta(max_length=4096)]
 
 
+class Answered(msgspec.Struct, array_like=True, frozen=True, tag="answered"):
+    """What this scheduler says to an order."""
+
+    order: int
+    """Its number."""
+    answer: SchedulerAnswer
+
+
 class VersionStaged(msgspec.Struct, array_like=True, frozen=True, tag="staged"):
     """This process has the bytes of a version at hand."""
 
     version: int
-    rank: int
-    n_ranks: int
-    """Processes that tell so."""
     problem: str
     """Why it has not; empty: it has."""
 
@@ -242,7 +272,16 @@ class Swapped(msgspec.Struct, array_like=True, frozen=True, tag="swapped"):
 
 
 Message = (
-    Rows | Looked | Pulse | LastWords | VersionStaged | Swapped | CacheFlushed | VersionsChecked
+    Rows
+    | Looked
+    | Ready
+    | Pulse
+    | LastWords
+    | Answered
+    | VersionStaged
+    | Swapped
+    | CacheFlushed
+    | VersionsChecked
 )
 
 encode = msgspec.msgpack.Encoder().encode

@@ -18,9 +18,9 @@ TESTED = ("0.5.17", "0.5.23")
 Call = Callable[..., Any]
 """What a hook is given of the function that it wraps, to be called or not."""
 Process = Literal["scheduler", "host"]
-When = Literal["always", "prefixes", "rust tree", "grammars"]
-"""`prefixes`: only if KV events are read; `rust tree`: if that is installed too; `grammars`: if
-xgrammar is installed."""
+When = Literal["always", "prefixes", "stages", "rust tree", "grammars"]
+"""`prefixes`: only if KV events are read; `stages`: in a pipeline (`pp_size`); `rust tree`: if that
+is installed too; `grammars`: if xgrammar is installed."""
 
 
 class Hook(NamedTuple):
@@ -222,10 +222,11 @@ _IN_SCHEDULER: Sequence[Part] = (
     ),
     Part(
         SCHEDULER,
-        "tp_worker tp_cpu_group weight_updater tree_cache ipc_channels",
-        "weights, and which rank speaks",
+        "tp_worker tp_cpu_group weight_updater tree_cache",
+        "weights",
     ),
     Part(SCHEDULER, "token_to_kv_pool_allocator max_total_num_tokens", "load"),
+    Part(SCHEDULER, "max_req_input_len", "limits of requests"),
     Part(
         SCHEDULER,
         "record_weight_version_change(new_version) server_args",
@@ -254,14 +255,8 @@ _IN_SCHEDULER: Sequence[Part] = (
         "weights that sleep are not overwritten",
     ),
     Part(
-        f"{COMPONENTS}.ipc_channels:SchedulerIpcChannels",
-        "send_to_detokenizer",
-        "which rank speaks",
-    ),
-    Part(f"{COMPONENTS}.output_sender:SenderWrapper", "socket", "which rank speaks"),
-    Part(
         f"{COMPONENTS}.output_streamer:SchedulerOutputStreamer",
-        "is_generation send_to_detokenizer",
+        "is_generation",
         "tokens and ends of requests",
     ),
     Part("mem_cache.allocator.base:BaseTokenToKVPoolAllocator", "available_size", "load"),
@@ -357,6 +352,18 @@ _IN_SCHEDULER: Sequence[Part] = (
         "GetWeightsByNameReqOutput(parameter) GetWeightsByNameReqInput(name)",
         "orders to a scheduler",
     ),
+    Part(
+        SCHEDULER,
+        "running_mbs last_mbs mbs world_group",
+        "stages of a pipeline change their weights before the same step",
+        when="stages",
+    ),
+    Part(
+        "managers.schedule_batch",
+        "NextBatchPlan(batch_to_run,running_batch)",
+        "stages of a pipeline stand still together",
+        when="stages",
+    ),
     Part("disaggregation.kv_events", "BlockRemoved(block_hashes)", _CACHED, when="prefixes"),
 )
 _IN_HOST: Sequence[Part] = (
@@ -403,8 +410,13 @@ _IN_HOST: Sequence[Part] = (
         "dispatched",
         "a request that waits before a pause is not run in spite of its abort",
     ),
-    Part(ENGINE, "_scheduler_init_result shutdown", "starts and ends"),
+    Part(ENGINE, "shutdown", "ends"),
     Part(ENGINE, "run_scheduler_process_func", "hooks are applied"),
+    Part(
+        "managers.scheduler",
+        "run_scheduler_process(server_args,port_args,tp_rank,pp_rank,dp_rank)",
+        "which scheduler is which",
+    ),
     Part(
         "configs.model_config:ModelConfig",
         "vocab_size context_len hf_eos_token_id is_generation hf_config",

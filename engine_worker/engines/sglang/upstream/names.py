@@ -14,6 +14,7 @@ from typing import Any, Literal, get_type_hints
 
 from rolloutbus.engine_worker.engines.sglang.upstream.types import (
     Scheduler,
+    SchedulerBatch,
     SchedulerRequest,
     SglangHandle,
     VersionRun,
@@ -32,6 +33,14 @@ def _module(name: str) -> Any:  # noqa: ANN401 - it has no types
 def run_scheduler_process(*arguments: object, **options: object) -> None:
     """SGLang's process function of a scheduler."""
     _module("managers.scheduler").run_scheduler_process(*arguments, **options)
+
+
+def scheduler_arguments(
+    arguments: Sequence[object], options: Mapping[str, object]
+) -> Mapping[str, Any]:
+    """What SGLang's process function of a scheduler was called with, by name."""
+    signature = inspect.signature(_module("managers.scheduler").run_scheduler_process)
+    return signature.bind(*arguments, **options).arguments
 
 
 def hook_around(target: str, hook: Callable[..., Any]) -> None:
@@ -66,12 +75,6 @@ def _nccl_settings() -> dict[str, str]:
     return {name: value for name, value in os.environ.items() if name.startswith("NCCL_")}
 
 
-def scheduler_info(engine: SglangHandle) -> Mapping[str, Any]:
-    """What the first scheduler said of itself when it was ready."""
-    result: Any = getattr(engine, "_scheduler_init_result")  # noqa: B009 - private, but nothing else tells
-    return result.scheduler_infos[0]
-
-
 def resolved_arguments(engine: SglangHandle) -> Mapping[str, Any]:
     """The server's arguments as they came out in the end, by name."""
     arguments: object = engine.server_args
@@ -96,6 +99,13 @@ def is_halted(scheduler: Scheduler) -> bool:
     """Whether a scheduler takes no steps."""
     is_paused: bool = getattr(scheduler, "_engine_paused")  # noqa: B009 - private, as above
     return is_paused
+
+
+def no_batch(running: SchedulerBatch) -> object:
+    """SGLang's plan of a step in which nothing is computed, and these go on running."""
+    return _module("managers.schedule_batch").NextBatchPlan(
+        batch_to_run=None, running_batch=running
+    )
 
 
 def counted_runs(request: SchedulerRequest, n_tokens: int) -> list[VersionRun]:

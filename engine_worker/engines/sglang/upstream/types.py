@@ -73,14 +73,16 @@ class OutputStreamer(Protocol):
     """What sends a scheduler's outputs."""
 
     is_generation: bool
-    send_to_detokenizer: SglangObject
-    """Its `socket` is None on ranks that do not speak."""
 
 
 class SchedulerBatch(Protocol):
     """Requests that run together."""
 
     reqs: "Sequence[SchedulerRequest]"
+    rolloutbus_version: int
+    """Ours: of the weights that compute it. Only in a pipeline, whose results come from others."""
+    rolloutbus_support: SglangObject
+    """Ours: what its last draw left. Only in a pipeline, as above."""
 
 
 class Model(Protocol):
@@ -117,14 +119,23 @@ class Scheduler(Protocol):
     """Launched and not booked: with overlapped scheduling."""
     chunked_req: "SchedulerRequest | None"
     """Its prompt is computed piece by piece."""
+    running_mbs: "list[SchedulerBatch]"
+    """Of a stage of a pipeline, which works on several batches by turns: what `running_batch` is
+    when it is their turn."""
+    last_mbs: "list[SchedulerBatch | None]"
+    """The same of `last_batch`."""
+    mbs: "Sequence[SchedulerBatch | None]"
+    """The same of what was launched last."""
+    world_group: SglangObject
+    """The ranks of all stages."""
     tp_worker: SglangObject
     tp_cpu_group: object
     """Of PyTorch: the ranks that hold the model between them."""
     weight_updater: SglangObject
-    ipc_channels: SglangObject
     token_to_kv_pool_allocator: SglangObject
     tree_cache: SglangObject
     max_total_num_tokens: int
+    max_req_input_len: int
     server_args: object
 
     pause_generation: Callable[[object], None]

@@ -77,7 +77,15 @@ class SglangStandIn:
             value = getattr(value, name)
         return value
 
-    def _run(self, *_: object, **__: object) -> None:
+    def _run(
+        self,
+        server_args: object,
+        port_args: object,
+        tp_rank: int,
+        pp_rank: int,
+        dp_rank: int | None,
+    ) -> None:
+        del server_args, port_args, tp_rank, pp_rank, dp_rank
         self.has_run = True
 
     def _module(self, name: str) -> ModuleType:

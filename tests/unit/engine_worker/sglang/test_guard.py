@@ -1,12 +1,13 @@
 """What the guard lets through in which state, and what it refuses before SGLang sees it."""
 
+from contextlib import nullcontext
 from itertools import product
 from typing import get_args
 
 import pytest
 
 from rolloutbus.bus.wire.errors import EngineFailed, LocalProtocolError
-from rolloutbus.engine_worker.engine import EngineBusy
+from rolloutbus.engine_worker.engine import EngineBusy, InFlight
 from rolloutbus.engine_worker.engines.sglang.guard import (
     CUDA_GRAPH,
     GATE_LIFE,
@@ -132,7 +133,7 @@ def test_weights_without_a_copy_come_back_torn_and_an_update_mends_them() -> Non
 
     assert guard.is_torn
     assert guard.must_stay_shut
-    guard.begin_update()
+    guard.begin_update("retract", 0)
     guard.end_update(is_torn=False)
     assert not guard.must_stay_shut
 
@@ -171,10 +172,10 @@ def test_during_an_update_there_is_no_other_update_and_no_flush_release_or_save(
     state: GateState,
 ) -> None:
     guard = guard_in(state)
-    guard.begin_update()
+    guard.begin_update("retract", 0)
 
     for forbidden in (
-        guard.begin_update,
+        lambda: guard.begin_update("retract", 0),
         guard.check_whole,
         lambda: guard.check_flush(0),
         lambda: guard.check_release([KV_CACHE], 0),
@@ -187,7 +188,7 @@ def test_during_an_update_there_is_no_other_update_and_no_flush_release_or_save(
 def test_a_pause_or_resume_may_come_during_an_update(event: GateEvent) -> None:
     state = next(state for state in STATES if event in GATE_LIFE[state])
     guard = guard_in(state)
-    guard.begin_update()
+    guard.begin_update("retract", 0)
 
     guard.moved(event)
 
@@ -199,7 +200,7 @@ def test_weights_that_sleep_are_neither_updated_nor_saved() -> None:
     guard.released = {WEIGHTS}
 
     with pytest.raises(EngineBusy, match="wake them up"):
-        guard.begin_update()
+        guard.begin_update("retract", 0)
     with pytest.raises(EngineBusy, match="wake them up"):
         guard.check_whole()
 
@@ -208,7 +209,7 @@ def test_weights_can_be_updated_while_the_cache_sleeps() -> None:
     guard = guard_in("settled")
     guard.released = {KV_CACHE, CUDA_GRAPH}
 
-    guard.begin_update()
+    guard.begin_update("retract", 0)
 
 
 def test_torn_weights_are_not_saved() -> None:
@@ -223,7 +224,7 @@ def test_an_update_that_fails_before_it_touches_anything_leaves_torn_weights_tor
     guard = guard_in("settled")
     guard.is_torn = True
 
-    guard.begin_update()
+    guard.begin_update("retract", 0)
     guard.end_update(is_torn=guard.is_torn)
 
     assert guard.must_stay_shut
@@ -233,7 +234,7 @@ def test_weights_of_a_shared_cache_are_neither_updated_nor_released() -> None:
     guard = guard_in("settled", Abilities(shares_weights=True))
 
     with pytest.raises(EngineFailed, match="weight_cache_mode"):
-        guard.begin_update()
+        guard.begin_update("retract", 0)
     with pytest.raises(EngineFailed, match="weight_cache_mode"):
         guard.check_release([WEIGHTS], 0)
     assert guard.check_release([KV_CACHE], 0) == [KV_CACHE]
@@ -243,7 +244,6 @@ def test_weights_of_a_shared_cache_are_neither_updated_nor_released() -> None:
     ("can", "why"),
     [
         (Abilities(shares_weights=True), "weight_cache_mode"),
-        (Abilities(has_stages=True), "pp_size"),
         (Abilities(mixes_versions=True), "hicache_storage_backend"),
     ],
 )
@@ -251,16 +251,48 @@ def test_weights_that_can_never_change_are_refused_before_they_are_staged(
     can: Abilities, why: str
 ) -> None:
     guard = StateGuard(can)
-    for ask in (guard.check_takes_updates, guard.begin_update):
+    for ask in (guard.check_takes_updates, lambda: guard.begin_update("retract", 0)):
         with pytest.raises(EngineFailed, match=why) as caught:
             ask()
         assert caught.value.code == "unsupported"
     assert not guard.is_updating
 
 
-def test_pipeline_stages_can_be_emptied_but_not_stopped() -> None:
+def test_pipeline_stages_can_be_emptied_but_not_held() -> None:
     guard = guard_in("running", Abilities(has_stages=True))
 
     with pytest.raises(EngineFailed, match="abort") as refusal:
-        guard.check_stop()
+        guard.check_stop("hold")
     assert refusal.value.problem.field == "mode"
+    guard.check_stop("retract")
+    guard.begin_update("keep", 3)
+
+
+def test_replicas_that_wait_for_their_requests_are_not_held_apart() -> None:
+    guard = guard_in("running", Abilities(has_replicas=True))
+    guard.begin_update("finish_old", 3)
+
+    with pytest.raises(EngineBusy, match="pause after its end"):
+        guard.check_stop("hold")
+    guard.check_stop("retract")
+    guard.end_update(is_torn=False)
+    guard.check_stop("hold")
+
+
+@pytest.mark.parametrize(
+    ("in_flight", "n_live", "has_replicas", "is_refused"),
+    [
+        ("finish_old", 3, True, True),
+        ("finish_old", 0, True, False),
+        ("finish_old", 3, False, False),
+        ("retract", 3, True, False),
+    ],
+)
+def test_held_requests_of_several_replicas_are_not_waited_for(
+    in_flight: InFlight, n_live: int, *, has_replicas: bool, is_refused: bool
+) -> None:
+    guard = guard_in("held", Abilities(has_replicas=has_replicas))
+    refused = pytest.raises(EngineBusy, match="send resume") if is_refused else nullcontext()
+    with refused:
+        guard.begin_update(in_flight, n_live)
+    assert guard.is_updating != is_refused

@@ -23,6 +23,7 @@ from rolloutbus.engine_worker.engines.sglang.schedulers.wire import (
     LastWords,
     Looked,
     Message,
+    SchedulerRank,
 )
 from rolloutbus.engine_worker.engines.sglang.upstream import hooks
 from rolloutbus.engine_worker.engines.sglang.upstream.hooks import HOOKS, PARTS, TESTED, Hook, Lack
@@ -41,6 +42,9 @@ from tests.unit.engine_worker.sglang.sglang_stand_in import (
 )
 
 WAIT_S = 10.0
+STAGES = SimpleNamespace(pp_size=2)
+PLACE = {"server_args": STAGES, "port_args": None, "tp_rank": 0, "pp_rank": 0, "dp_rank": None}
+"""What SGLang calls the process function of a scheduler with."""
 target_of = attrgetter("target")
 FEATURES = frozenset(
     {
@@ -73,7 +77,7 @@ class Host:
 @pytest.fixture
 def host(monkeypatch: pytest.MonkeyPatch) -> Iterator[Host]:
     host = Host()
-    listener = TapListener(host.messages.append, host.gone)
+    listener = TapListener(lambda message, _: host.messages.append(message), host.gone)
     monkeypatch.setenv(PATH_VARIABLE, listener.path)
     monkeypatch.setenv(COARSE_VARIABLE, "4")
     monkeypatch.setenv(PREFIX_VARIABLE, "1")
@@ -100,7 +104,7 @@ def expected_of(loses: tuple[str, ...]) -> frozenset[str]:
 def assert_refused(host: Host, what: str, carries: str) -> None:
     """A scheduler ends, and says what it lacks and which versions have it."""
     with pytest.raises(SystemExit) as ended:
-        run_scheduler()
+        run_scheduler(**PLACE)
     last = host.heard()
     assert isinstance(last, LastWords)
     assert last.message == str(ended.value)
@@ -111,7 +115,7 @@ def assert_refused(host: Host, what: str, carries: str) -> None:
 def test_a_scheduler_with_everything_is_patched_everywhere(sglang: MakeSglang, host: Host) -> None:
     package = sglang()
     originals = {hook: found(hook.target) for hook in HOOKS}
-    run_scheduler()
+    run_scheduler(**PLACE)
     assert package.has_run
     assert host.heard() == Looked([])
     assert not lacks_for("host")
@@ -141,7 +145,7 @@ def test_each_target_is_missed(hook: Hook, fault: str, sglang: MakeSglang, host:
         assert_refused(host, dotted(hook.target), hook.carries)
         assert not package.has_run
         return
-    run_scheduler()
+    run_scheduler(**PLACE)
     looked = host.heard()
     assert isinstance(looked, Looked)
     assert [dotted(hook.target) in each.what for each in looked.lacks] == [True]
@@ -152,7 +156,7 @@ def test_each_target_is_missed(hook: Hook, fault: str, sglang: MakeSglang, host:
 @pytest.mark.parametrize("hook", [h for h in HOOKS if len(alternatives(h)) > 1], ids=target_of)
 def test_of_two_versions_one_is_enough(hook: Hook, sglang: MakeSglang, host: Host) -> None:
     sglang(without=[hook.target])
-    run_scheduler()
+    run_scheduler(**PLACE)
     assert host.heard() == Looked([])
 
 
@@ -162,7 +166,7 @@ def test_what_only_prefixes_need_is_not_asked_for_without_them(
 ) -> None:
     monkeypatch.delenv(PREFIX_VARIABLE)
     sglang(without=alternatives(hook))
-    run_scheduler()
+    run_scheduler(**PLACE)
     assert host.heard() == Looked([])
 
 
@@ -177,7 +181,7 @@ def test_each_attribute_is_missed(name: str, sglang: MakeSglang, host: Host) -> 
         assert_refused(host, dotted(name), (hook or declared[0]).carries)
         return
     if not lacks:
-        run_scheduler()
+        run_scheduler(**PLACE)
         looked = host.heard()
         assert isinstance(looked, Looked)
         lacks = looked.lacks
@@ -268,11 +272,12 @@ def test_the_first_step_is_booked_with_and_without_overlapped_scheduling(
     sglang()
     batch = SimpleNamespace(reqs=[])
     scheduler = SimpleNamespace(
-        ipc_channels=SimpleNamespace(send_to_detokenizer=SimpleNamespace(socket=object())),
         running_batch=batch,
         last_batch=None,
         chunked_req=None,
         waiting_queue=[],
+        max_total_num_tokens=100,
+        max_req_input_len=90,
     )
     if is_overlapped:
         scheduler.result_queue = [(batch, None)]
@@ -282,7 +287,7 @@ def test_the_first_step_is_booked_with_and_without_overlapped_scheduling(
     def book(*_: object) -> None:
         booked.append(result)
 
-    with closing(SchedulerTap(os.environ[PATH_VARIABLE], 4)) as tap:
+    with closing(SchedulerTap(os.environ[PATH_VARIABLE], 4, SchedulerRank(0, 0, 0), 1)) as tap:
         calls = dict(tap.calls())
         calls[hooks.RUN_EVENT_LOOP](book, scheduler)
         calls[hooks.PROCESS_BATCH_RESULT](book, scheduler, batch, result)

@@ -1,10 +1,13 @@
-"""Orders and answers survive their disguise as the name and the numbers of a weight."""
+"""Orders survive their disguise as the name of a weight, and answers their way back."""
 
 import pytest
 
 from rolloutbus.engine_worker.engines.sglang.schedulers.wire import (
+    HEADER,
+    Answered,
     CheckpointTensor,
     FindTensors,
+    Halt,
     Install,
     Order,
     Placed,
@@ -13,9 +16,9 @@ from rolloutbus.engine_worker.engines.sglang.schedulers.wire import (
     Stage,
     TensorRows,
     Unstage,
-    answer_of,
     as_name,
-    as_numbers,
+    decode,
+    framed,
     order_of,
 )
 
@@ -26,22 +29,21 @@ ORDERS: list[Order] = [
     Unstage(7),
     Install(7, "finish_old"),
     Read("/proc/1/fd/4", [TensorRows("model.norm.weight", 1, 2, 64)]),
+    Halt(),
 ]
 
 
 @pytest.mark.parametrize("order", ORDERS, ids=lambda order: type(order).__name__)
 def test_an_order_is_what_its_name_says(order: Order) -> None:
-    assert order_of(as_name(order)) == order
+    assert order_of(as_name(12, order)) == (12, order)
 
 
 def test_the_name_of_a_weight_is_no_order() -> None:
     assert order_of("model.norm.weight") is None
 
 
-def test_an_answer_is_what_its_numbers_say() -> None:
+def test_an_answer_comes_back_with_the_number_of_its_order() -> None:
     answer = SchedulerAnswer(
         problem="größer", is_busy=True, version=3, dtypes=["F32", ""], unreadable=["a"]
     )
-    numbers = as_numbers(answer)
-    assert {type(number) for number in numbers} == {float}
-    assert answer_of(numbers) == answer
+    assert decode(framed(Answered(12, answer))[HEADER.size :]) == Answered(12, answer)

@@ -141,7 +141,7 @@ def test_an_engine_is_started_so_that_it_tells(tmp_path: Path) -> None:
     assert "page_size" not in on_a_cpu
 
 
-@pytest.mark.parametrize("name", ["kv_events_config", "dp_size"])
+@pytest.mark.parametrize("name", ["kv_events_config", "dp_size", "pp_size"])
 def test_what_contradicts_it_is_refused(name: str, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=name):
         PrefixFeed.among({name: 2}, tmp_path)
