@@ -294,6 +294,7 @@ def config(model: str, num_engines: int) -> SkyRLTrainConfig:
     cfg.trainer.placement.colocate_all = False
     cfg.generator.inference_engine.num_engines = num_engines
     cfg.generator.inference_engine.model_dtype = "float32"
+    cfg.generator.inference_engine.enforce_eager = False  # versions have different defaults
     cfg.generator.max_turns = N_TURNS
     cfg.generator.max_input_length = 512
     cfg.generator.sampling_params.additional_kwargs = {"ignore_eos": True}

@@ -32,7 +32,7 @@ WORDS: dict[str, tuple[str, object, dict[str, object]]] = {
     "prefill": (f"{ENGINE}.max_num_batched_tokens", 4096, {"max_prefill_tokens": 4096}),
     "cache": (f"{ENGINE}.enable_prefix_caching", False, {"disable_radix_cache": True}),
     "chunks": (f"{ENGINE}.enable_chunked_prefill", False, {"chunked_prefill_size": -1}),
-    "graphs": (f"{ENGINE}.enforce_eager", False, {"disable_cuda_graph": False}),
+    "graphs": (f"{ENGINE}.enforce_eager", True, {"disable_cuda_graph": True}),
     "dtype": (f"{ENGINE}.model_dtype", "bfloat16", {"dtype": "bfloat16"}),
     "colocated": ("trainer.placement.colocate_all", True, {"enable_memory_saver": True}),
     "seed": ("trainer.seed", 7, {"random_seed": 7}),

@@ -164,6 +164,31 @@ def test_devices_are_chosen_by_what_is_there(lines: dict[str, Line]) -> None:
     assert lines["settings"]["timeout"] == 180
 
 
+def test_words_for_sglang_are_its_arguments(lines: dict[str, Line]) -> None:
+    """One at a time, each changes what it means and nothing else."""
+    adapters = ["enable_lora", "max_lora_rank", "lora_target_modules"]
+    steps = ["max_loras_per_batch", "max_loaded_loras"]
+    assert lines["settings"]["engine"] == {
+        "mem_fraction_static": 0.9,
+        "disable_radix_cache": False,
+        "tp_size": 1,
+        "base_gpu_id": 0,
+        **dict(zip(adapters, [True, 8, ["q_proj"]], strict=True)),
+        **dict(zip(steps, [4, 5], strict=True)),
+        "max_context": 0,
+        "text": True,
+    }
+    assert lines["settings"]["changed"] == {
+        "memory": {"mem_fraction_static": 0.5},
+        "cache": {"disable_radix_cache": True},
+        "steps": {"max_loras_per_batch": 6, "max_loaded_loras": 7},
+        "context": {"max_context": 4096},
+        "tensor parallel": {"tp_size": 2},
+        "disk": dict.fromkeys([*adapters, *steps]),
+        "shared": {"enable_memory_saver": True, "enable_weights_cpu_backup": True},
+    }
+
+
 @pytest.mark.shows("sglang_config", "flush_cache_on_sync")
 def test_what_means_nothing_here_is_refused_by_its_name(lines: dict[str, Line]) -> None:
     refused = lines["settings"]["refused"]

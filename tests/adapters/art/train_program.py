@@ -25,7 +25,11 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from rolloutbus import RolloutClient, SamplingParams, Want
 from rolloutbus.errors import SettingsError
 from rolloutbus.trainer_adapter.frameworks.art import DeviceConfig, SGLangBackend, SGLangConfig
-from rolloutbus.trainer_adapter.frameworks.art.settings import TIMEOUT_VARIABLE, WeightSyncMethod
+from rolloutbus.trainer_adapter.frameworks.art.settings import (
+    TIMEOUT_VARIABLE,
+    BackendSettings,
+    WeightSyncMethod,
+)
 
 TEXTS = ["abc", "hello", "m"]
 N_EACH = 6
@@ -50,13 +54,18 @@ Line = dict[str, Any]
 
 
 async def rollout(model: art.TrainableModel, text: str) -> art.Trajectory:
-    """One answer; its reward: how many `a` there are."""
+    """One answer; its reward: how many `a` there are, and a little for the letters up to `m`.
+
+    Without those, answers of a model that has learned nothing would often be worth the same, and
+    ART trains on no group of equals.
+    """
     messages: art.Messages = [{"role": "user", "content": text}]
     answer = await model.openai_client().chat.completions.create(
         model=model.get_inference_name(), messages=messages, max_tokens=N_TOKENS
     )
     [choice] = answer.choices
-    reward = float((choice.message.content or "").count("a"))
+    said = choice.message.content or ""
+    reward = said.count("a") + 0.01 * sum("a" <= each <= "m" for each in said)
     return art.Trajectory(messages_and_choices=[*messages, choice], reward=reward)
 
 
@@ -262,6 +271,30 @@ def devices(n_gpus: int, **options: Any) -> list[Any]:  # noqa: ANN401 - of Devi
     return [found.inference_device, list(found.training_devices), found.is_shared]
 
 
+def engine(*, is_shared: bool = False, **words: Any) -> Line:  # noqa: ANN401 - of SGLangConfig
+    """Options of SGLang's engine for a configuration, with its arguments beside them."""
+    config = SGLangConfig(**words)
+    devices = DeviceConfig(
+        training_devices=[0 if is_shared else config.tensor_parallel_size], auto_detect=False
+    )
+    found = BackendSettings(
+        devices=devices.resolved(8, config.tensor_parallel_size),
+        has_gpu=True,
+        config=config,
+        engine="sglang",
+        engine_python="",
+        workers=1,
+    ).options_of_engine(rank=8, modules=["q_proj"])
+    return {**found.pop("arguments"), **found}
+
+
+def changed(**words: Any) -> Line:  # noqa: ANN401 - of `engine`
+    """What these words change of the engine's options; None: it has no such option any more."""
+    before, after = engine(), engine(**words)
+    names = before.keys() | after.keys()
+    return {name: after.get(name) for name in names if before.get(name) != after.get(name)}
+
+
 async def settings(given: argparse.Namespace) -> Line:
     """What is chosen where nothing is said, and what is refused, with its reason."""
 
@@ -307,6 +340,16 @@ async def settings(given: argparse.Namespace) -> Line:
         "backend": "settings",
         "refused": refused,
         "devices": [devices(n) for n in (0, 1, 2, 8)],
+        "engine": engine(),
+        "changed": {
+            "memory": changed(mem_fraction_static=0.5),
+            "cache": changed(disable_radix_cache=True),
+            "steps": changed(max_loras_per_batch=6),
+            "context": changed(context_length=4096),
+            "tensor parallel": changed(tensor_parallel_size=2),
+            "disk": changed(weight_sync_method="disk"),
+            "shared": changed(is_shared=True),
+        },
         "timeout": await started("180"),
     }
 
