@@ -41,7 +41,7 @@ def group_of(listening: int, world: int, name: str, backend: str) -> dist.Proces
     """As trainers make it beside their own groups: see `init_custom_process_group` of SGLang."""
     with socket.socket(fileno=os.dup(listening)) as bound:
         host, port = bound.getsockname()
-    root = _c10d.TCPStore(
+    root = dist.TCPStore(  # pyright: ignore[reportPrivateImportUsage]
         *(host, port, world),
         is_master=True,
         timeout=TIMEOUT,

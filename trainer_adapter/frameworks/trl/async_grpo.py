@@ -11,7 +11,6 @@ import queue
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from multiprocessing.connection import wait
 from typing import Any, Protocol, Self
 
 from transformers import AutoTokenizer, GenerationConfig
@@ -252,7 +251,7 @@ def _end_with_trainer() -> None:
     """
     trainer = multiprocessing.parent_process()
     assert trainer is not None, "TRL runs its loop in a child process"
-    wait([trainer.sentinel])
+    trainer.join()
     os._exit(1)
 
 
