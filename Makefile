@@ -33,13 +33,17 @@ export OMP_NUM_THREADS ?= 1
 export HF_HUB_OFFLINE ?= 1
 
 .DEFAULT_GOAL := help
-.PHONY: help venv check format format-check lint types unit test test-integration test-sglang test-peers test-adapters nightly fuzz \
+.PHONY: help venv environments check format format-check lint types unit test test-integration test-sglang test-peers test-adapters nightly fuzz \
 	weight-faults sim chaos demo bench baseline docs site pictures vectors release-checks release-audit clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-17s %s\n", $$1, $$2}' Makefile
 
 venv: $(STAMP) ## Create .venv and install everything that demo and tests need
+
+ENVIRONMENTS := $(STAMP) $(DEPLOY_VENV)/.installed $(PEERS_VENV)/.installed $(SGLANG_STAMP) \
+	$(ADAPTERS:%=.venv-%/.installed)
+environments: $(ENVIRONMENTS) ## Create every environment that `make test` needs; --jobs 3 makes three at a time
 
 define make_venv
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
@@ -115,7 +119,8 @@ unit: $(STAMP) ## Unit, stateful, conformance, fuzz and architecture tests; ARGS
 test: export FUZZ_SECONDS ?= 20
 test: $(STAMP) $(DEPLOY_VENV)/.installed ## The whole test suite, without a GPU; ARGS="-k name -x" leaves test-sglang out
 	$(BIN)/python -m pytest $(SPREAD) -m "not gpu and not sglang and not peers and not adapters" tests $(ARGS)
-	$(if $(ARGS),,$(MAKE) test-peers test-adapters test-sglang)
+	$(if $(ARGS),,$(MAKE) --jobs $(JOBS) --output-sync=target test-peers test-adapters)
+	$(if $(ARGS),,$(MAKE) test-sglang)
 
 test-integration: $(STAMP) $(DEPLOY_VENV)/.installed ## Only the tests with real sockets and processes
 	$(BIN)/python -m pytest $(SPREAD) -m "integration and not gpu and not sglang and not peers and not adapters" tests $(ARGS)

@@ -6,7 +6,7 @@ import secrets
 import zlib
 from collections.abc import Callable, Generator
 from contextlib import AbstractContextManager, contextmanager
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -60,6 +60,18 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         items[:] = [each for each in items if each.nodeid not in left_out]
 
 
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Groups that xdist forgets would cost an engine for each process, and a crowded machine."""
+    if not getattr(session.config.option, "loadgroup", False):
+        return
+    for item in session.items:
+        if item.get_closest_marker("xdist_group") and "@" not in item.nodeid:
+            raise RuntimeError(
+                f"pytest {pytest.__version__} and pytest-xdist do not keep the tests of a group in "
+                "one process: install the pytest that pyproject.toml asks for"
+            )
+
+
 @pytest.fixture
 def is_exhaustive(request: pytest.FixtureRequest) -> bool:
     """Whether tests with a long loop run it in full (`make nightly`)."""
@@ -70,7 +82,9 @@ def is_exhaustive(request: pytest.FixtureRequest) -> bool:
 def seed(request: pytest.FixtureRequest) -> int:
     """A seed of this test's own, the same in each run with the same `--seed`; shown on failure."""
     run_seed: int = request.config.option.seed
-    test_seed = zlib.crc32(f"{run_seed}/{request.node.nodeid}".encode())
+    item: pytest.Item = cast("Any", request).node  # it has no type
+    # Not its id, to which xdist appends the group.
+    test_seed = zlib.crc32(f"{run_seed}/{item.path.stem}/{item.name}".encode())
     print(f"seed={test_seed} (run again with --seed {run_seed})")
     return test_seed
 

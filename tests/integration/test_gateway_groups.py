@@ -7,6 +7,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, cast
 from zlib import crc32
 
 import pytest
@@ -53,7 +54,8 @@ class Step:
 @pytest.fixture
 def step(tiny_model: Path, tmp_path: Path, request: pytest.FixtureRequest) -> Step:
     """Another one for each test."""
-    model = trained(tiny_model, crc32(request.node.name.encode()))
+    item: pytest.Item = cast("Any", request).node  # it has no type
+    model = trained(tiny_model, crc32(item.name.encode()))
     tensors = tensors_of(model)
     save_file(tensors, tmp_path / "step.safetensors")
     return Step(model, tmp_path / "step.safetensors", tensors)

@@ -116,6 +116,10 @@ async def test_every_scheduler_is_there_and_told_of(running: Running) -> None:
     sizes = {name: getattr(facts, name) for name in ("tp_size", "pp_size", "dp_size", "ep_size")}
     assert sizes == {"tp_size": 1, "pp_size": 1, "dp_size": 1, "ep_size": 1} | running.sizes
     await assert_greedy_is_true(running.trainer, 0)
+    # The first weight that is asked for, before anything else was read.
+    name, weight = next(iter(running.trainer.reference.model.named_parameters()))
+    fetched = await running.client.get_weights(name, "w0")
+    assert fetched.content.tobytes() == weight.detach().contiguous().numpy().tobytes()
     report = await running.client.check_weights()
     assert report.is_ok
     named = dict(running.trainer.reference.model.named_parameters())
@@ -137,6 +141,7 @@ async def test_requests_are_shared_out(running: Running) -> None:
     "inference_engine_pipeline_parallel_size",
     "inference_engine_data_parallel_size",
 )
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("in_flight", MODES)
 async def test_each_version_is_true_in_every_scheduler(
     running: Running, in_flight: InFlight
@@ -238,7 +243,11 @@ async def test_a_scheduler_that_takes_no_version_spoils_it_for_all(running: Runn
         await assert_greedy_is_true(trainer, version)
 
 
-async def test_rollouts_outlive_the_death_of_one_scheduler(running: Running) -> None:
+async def test_rollouts_outlive_the_death_of_one_scheduler(
+    running: Running, *, is_exhaustive: bool
+) -> None:
+    if not is_exhaustive:
+        pytest.skip("takes a minute, and test_death.py kills one: `make nightly`, or --exhaustive")
     trainer, client = running.trainer, running.client
     version = (await trainer.publish()).version
     prompts = PROMPTS[:4]

@@ -126,6 +126,7 @@ async def run_ours(model: Path, options: Any, cases: Mapping[str, Case]) -> dict
             }
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("is_overlapped", [False, True])
 async def test_public_parameters_beside_ours(llama: Path, *, is_overlapped: bool) -> None:
     options = {"text": True, "disable_overlap_schedule": not is_overlapped}

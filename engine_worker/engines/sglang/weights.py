@@ -236,13 +236,15 @@ class SglangWeights:
         end = 0
         for asked in ranges:
             pieces.append(self._piece(asked, end))
-            rows = pieces[-1].rows
-            end = _aligned(rows.offset + rows.n * self._row_bytes(rows.name))
+            last = pieces[-1].rows
+            end = _aligned(last.offset + last.n * self._row_bytes(last.name))
         if self._pausing.guard.is_torn:
             raise EngineBusy("the weights are of no version: update them first")
         with self._reading:
-            file = self._room(end) if ranges else ""
-            answers = self._schedulers.ask(Read(file, [each.rows for each in pieces]))
+            rows = [each.rows for each in pieces if each.rows.n]
+            # A range of no bytes asks for the version only: there is no room for it to lie in.
+            file = self._room(end) if rows else ""
+            answers = self._schedulers.ask(Read(file, rows))
             starts = [each.rows.offset + each.skip_bytes for each in pieces]
             found = [
                 self._answers[start : start + asked.size_bytes].copy()
