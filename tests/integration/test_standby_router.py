@@ -20,10 +20,12 @@ from rolloutbus.bus.actor.supervisor import Supervisor
 from rolloutbus.bus.security.keys import SecuritySettings
 from rolloutbus.bus.wire.errors import BusError, PeerLost
 from rolloutbus.engine_worker.settings import WorkerSettings
+from rolloutbus.events import Finished
 from rolloutbus.launcher.plan import environment, python
 from rolloutbus.router.settings import PairSettings, RouterSettings
 from rolloutbus.trainer_adapter.client.core.settings import ClientSettings
 from rolloutbus.trainer_adapter.store.settings import StoreSettings
+from rolloutbus.types import Subscriber
 from tests.integration.key_directory import KeyDirectory
 from tests.integration.killed_trainer import WEIGHTS
 from tests.integration.live_fleet import (
@@ -51,6 +53,10 @@ class Keys:
             self._keys.add("drill", "trainer")
             for name in WORKERS:
                 self._keys.add(name, "worker")
+
+    def file(self, name: str) -> str:
+        """Path of its key file; empty without keys."""
+        return "" if self._keys is None else str(self._keys.file(name))
 
     def of(self, name: str) -> SecuritySettings | None:
         if self._keys is None:
@@ -155,6 +161,12 @@ class Fleet:
         )
         return RolloutClient(settings)
 
+    def watcher(self) -> Subscriber:
+        """Of the client's requests."""
+        key_file = self.keys.file("drill")
+        address = ",".join(self.frontends)
+        return rolloutbus.subscribe(address, clients=["drill"], key_file=key_file)
+
 
 async def took_over(client: RolloutClient, epoch: int) -> float:
     """Seconds until a router of a higher epoch has all members and places requests."""
@@ -170,6 +182,15 @@ async def took_over(client: RolloutClient, epoch: int) -> float:
             if status.router_epoch > epoch and is_whole and not status.recovering:
                 return loop.time() - began_at
             await asyncio.sleep(0.05)
+
+
+async def sees_the_ends_of(watcher: Subscriber, rids: set[str]) -> None:
+    """The listener still listens, and hears how all these requests end."""
+    async with asyncio.timeout(DEADLINE_S):
+        while rids:
+            event = await anext(watcher)
+            if isinstance(event, Finished):
+                rids.discard(event.rid)
 
 
 @pytest.mark.sampled(1)
@@ -189,6 +210,7 @@ async def test_requests_end_once_when_the_standby_takes_over(
         await supervisor.wait_ready(DEADLINE_S)
         client = await stack.enter_async_context(fleet.client())
         before = await status_when(client, lambda status: status.standby == "ready")
+        watcher = await stack.enter_async_context(fleet.watcher())
 
         prompts = [[n, 1, 2, 3] for n in range(N_REQUESTS)]
         with hold.at(HELD_AT):
@@ -203,8 +225,10 @@ async def test_requests_end_once_when_the_standby_takes_over(
             seconds = await took_over(client, before.router_epoch)
             await second.says("this one takes over")
         print(f"taken over, and recovered, after {seconds:.1f} s")
-        for prompt, rollout in zip(prompts, await asyncio.gather(*tasks), strict=True):
+        rollouts = await asyncio.gather(*tasks)
+        for prompt, rollout in zip(prompts, rollouts, strict=True):
             assert_fake_rollout(prompt, rollout, N_TOKENS)
+        await sees_the_ends_of(watcher, {each.rid for each in rollouts})
         published = await WeightPublisher(client).publish(
             WEIGHTS, require="all", deadline_s=DEADLINE_S
         )
