@@ -11,9 +11,9 @@ from rolloutbus.bus.security.invites import Invite, Token, read_token
 from rolloutbus.bus.security.key_files import (
     RouterAddresses,
     is_there,
-    public_file,
     read_key_pair,
     read_public_key,
+    remove_key_pair,
     router_addresses_beside,
     write_key_pair,
     write_public_key,
@@ -139,9 +139,10 @@ async def join(text: str, directory: Path, deadline_s: float) -> Joined:
         Refused: the token is malformed, withdrawn, expired or used; `.code` says which.
         PeerLost: no router answers; outcome `unknown`: repeat it with the same token.
         SettingsError: the directory cannot be used, or holds keys of another fleet; or the token's
-            name cannot be a file's.
+            name cannot be a file's, or its address nobody's.
     """
     token = read_token(text)
+    _check_address(token)
     if time.time() >= token.expires_at:
         why = "this invitation has expired: ask for another one"
         raise Refused(Problem("invite_expired", why, "not_started"))
@@ -150,10 +151,20 @@ async def join(text: str, directory: Path, deadline_s: float) -> Joined:
         enrolled = await _enrol(token, read_key_pair(file).public, deadline_s)
     except Refused:
         if is_new:
-            _forget(file)
+            remove_key_pair(file)
         raise
     _keep_router(token, directory)
     return Joined(file, enrolled.name, enrolled.role, token.address)
+
+
+def _check_address(token: Token) -> None:
+    try:
+        router_addresses(token.address)
+    except SettingsError as error:
+        raise SettingsError(
+            f"the token names no address where a router could be: {error}. Have one made that "
+            "does: rolloutbus keys invite --router tcp://HOST:PORT"
+        ) from error
 
 
 def _own_key(token: Token, directory: Path) -> tuple[Path, bool]:
@@ -173,11 +184,6 @@ def _own_key(token: Token, directory: Path) -> tuple[Path, bool]:
     if is_new:
         write_key_pair(file, new_key_pair(token.name))
     return file, is_new
-
-
-def _forget(file: Path) -> None:
-    file.unlink()
-    public_file(file).unlink(missing_ok=True)
 
 
 def _keep_router(token: Token, directory: Path) -> None:

@@ -119,6 +119,12 @@ def write_key_pair(path: Path, pair: KeyPair) -> None:
         write_public_key(public_file(path), pair.public)
 
 
+def remove_key_pair(path: Path) -> None:
+    """Undo `write_key_pair`."""
+    path.unlink()
+    public_file(path).unlink(missing_ok=True)
+
+
 def write_public_key(path: Path, key: str) -> None:
     """Keep a public key in a file that only this user may change, in one piece.
 
