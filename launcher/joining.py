@@ -81,6 +81,11 @@ def new_invitation(
         frontend=known.frontend,
         backend=known.backend,
     )
+    if is_member and known.lacks_a_backend:
+        raise SettingsError(
+            "the router has a standby: say where the new host reaches the backends of both, "
+            "--router tcp://HOST:PORT,tcp://HOST:PORT"
+        )
     if not token.address:
         raise SettingsError(
             f"where does the router listen? Start it, with its key beside {allow_list}, or say "

@@ -17,6 +17,7 @@ from rolloutbus import RolloutClient, WeightPublisher
 from rolloutbus.bus.actor.child import ProcessSpec
 from rolloutbus.bus.actor.process import read_notice, read_ready
 from rolloutbus.bus.actor.supervisor import Supervisor
+from rolloutbus.bus.security.key_files import router_addresses_beside
 from rolloutbus.bus.security.keys import SecuritySettings
 from rolloutbus.bus.wire.errors import BusError, PeerLost
 from rolloutbus.engine_worker.settings import WorkerSettings
@@ -117,6 +118,7 @@ class Fleet:
         self.path, self.keys, self.hold = path, keys, hold
         self.frontends = [f"ipc://{path}/front-{n}" for n in (0, 1)]
         self.backends = [f"ipc://{path}/back-{n}" for n in (0, 1)]
+        self.address = ",".join(self.frontends)
 
     def router(self, n: int) -> RouterSettings:
         return RouterSettings(
@@ -154,7 +156,7 @@ class Fleet:
     def client(self, *, router: str = "", connect_timeout_s: float = 10.0) -> RolloutClient:
         settings = ClientSettings(
             name="drill",
-            router=router or ",".join(self.frontends),
+            router=router or self.address,
             overtime_s=DEADLINE_S,
             connect_timeout_s=connect_timeout_s,
             security=self.keys.of("drill"),
@@ -164,8 +166,7 @@ class Fleet:
     def watcher(self) -> Subscriber:
         """Of the client's requests."""
         key_file = self.keys.file("drill")
-        address = ",".join(self.frontends)
-        return rolloutbus.subscribe(address, clients=["drill"], key_file=key_file)
+        return rolloutbus.subscribe(self.address, clients=["drill"], key_file=key_file)
 
 
 async def took_over(client: RolloutClient, epoch: int) -> float:
@@ -210,6 +211,9 @@ async def test_requests_end_once_when_the_standby_takes_over(
         await supervisor.wait_ready(DEADLINE_S)
         client = await stack.enter_async_context(fleet.client())
         before = await status_when(client, lambda status: status.standby == "ready")
+        if has_keys:
+            left = router_addresses_beside(fleet.keys.file("router"))
+            assert left.frontend == fleet.address
         watcher = await stack.enter_async_context(fleet.watcher())
 
         prompts = [[n, 1, 2, 3] for n in range(N_REQUESTS)]

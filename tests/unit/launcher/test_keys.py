@@ -8,7 +8,12 @@ import pytest
 from typer.testing import CliRunner
 
 from rolloutbus.bus.security.invites import Token, read_token
-from rolloutbus.bus.security.key_files import read_allow_list, read_key_pair
+from rolloutbus.bus.security.key_files import (
+    RouterAddresses,
+    read_allow_list,
+    read_key_pair,
+    write_router_addresses,
+)
 from rolloutbus.cli.app import app
 
 
@@ -169,6 +174,21 @@ def test_an_address_that_no_other_host_reaches_is_told(
 ) -> None:
     status = 0 if "127.0.0.1" in "".join(address) else 2
     assert told in keys.run("invite", "host-b", "--role", "worker", *address, status=status)
+
+
+def test_who_joins_a_router_with_a_standby_is_told_of_both(keys: Keys) -> None:
+    keys.run("new", "router")
+    left = RouterAddresses("tcp://10.0.0.1:7777,tcp://10.0.0.2:7777", "tcp://10.0.0.1:7778")
+    write_router_addresses(keys.directory, left)
+    token = keys.run("invite", "trainer", "--role", "trainer")
+    assert read_token(token).address == left.frontend
+    told = keys.run("invite", "host-b", "--role", "worker", status=2)
+    assert "the backends of both" in told
+    both = ("--router", "tcp://10.0.0.1:7778,tcp://10.0.0.2:7778")
+    assert read_token(keys.run("invite", "host-b", "--role", "worker", *both)).address == both[1]
+    started = CliRunner().invoke(app, ["store", "--directory", "v", "--key", "router.key"])
+    assert started.exit_code == 2
+    assert "the backend of one of them: say both" in started.output
 
 
 def test_a_token_of_another_kind_is_refused_without_a_key(keys: Keys) -> None:
