@@ -27,6 +27,7 @@ from rolloutbus.bus.transport.endpoints import (
     require_routers,
     router_addresses,
     split_key,
+    without_keys,
 )
 from rolloutbus.bus.transport.ports import LinkFailure, sentence_of
 from rolloutbus.bus.transport.zmq_ports import DealerPort
@@ -218,10 +219,17 @@ async def _enrol(token: Token, key: str, deadline_s: float) -> Enrolled:
     except TimeoutError:
         pass
     failures = failures or dict.fromkeys(addresses[:1], "no-answer")
-    sentences = [sentence_of(why, each, "a newcomer") for each, why in failures.items()]
-    raise PeerLost(
-        f"{', and '.join(sentences)}; {deadline_s:g} s have passed. Repeat it with the same token",
-    )
+    sentences = [_sentence_of(why, each) for each, why in failures.items()]
+    is_old = "other-key" in failures.values()
+    what_next = "Ask for another token" if is_old else "Repeat it with the same token"
+    raise PeerLost(f"{', and '.join(sentences)}; {deadline_s:g} s have passed. {what_next}")
+
+
+def _sentence_of(why: LinkFailure, address: str) -> str:
+    if why == "other-key":  # nobody has brought a file with the key: the token names it
+        where = without_keys(address)
+        return f"what answers at {where} does not hold the router's key that the token names"
+    return sentence_of(why, address, "a newcomer")
 
 
 async def _ask_once(address: str, dialer: Dialer, key: str) -> tuple[Entry | None, LinkFailure]:
