@@ -11,9 +11,9 @@ from rolloutbus.bus.security.invites import Invite, Token, read_token
 from rolloutbus.bus.security.key_files import (
     RouterAddresses,
     is_there,
-    public_file,
     read_key_pair,
     read_public_key,
+    remove_key_pair,
     router_addresses_beside,
     write_key_pair,
     write_public_key,
@@ -27,6 +27,7 @@ from rolloutbus.bus.transport.endpoints import (
     require_routers,
     router_addresses,
     split_key,
+    without_keys,
 )
 from rolloutbus.bus.transport.ports import LinkFailure, sentence_of
 from rolloutbus.bus.transport.zmq_ports import DealerPort
@@ -81,6 +82,11 @@ def new_invitation(
         frontend=known.frontend,
         backend=known.backend,
     )
+    if is_member and known.lacks_a_backend:
+        raise SettingsError(
+            "the router has a standby: say where the new host reaches the backends of both, "
+            "--router tcp://HOST:PORT,tcp://HOST:PORT"
+        )
     if not token.address:
         raise SettingsError(
             f"where does the router listen? Start it, with its key beside {allow_list}, or say "
@@ -139,9 +145,10 @@ async def join(text: str, directory: Path, deadline_s: float) -> Joined:
         Refused: the token is malformed, withdrawn, expired or used; `.code` says which.
         PeerLost: no router answers; outcome `unknown`: repeat it with the same token.
         SettingsError: the directory cannot be used, or holds keys of another fleet; or the token's
-            name cannot be a file's.
+            name cannot be a file's, or its address nobody's.
     """
     token = read_token(text)
+    _check_address(token)
     if time.time() >= token.expires_at:
         why = "this invitation has expired: ask for another one"
         raise Refused(Problem("invite_expired", why, "not_started"))
@@ -150,10 +157,20 @@ async def join(text: str, directory: Path, deadline_s: float) -> Joined:
         enrolled = await _enrol(token, read_key_pair(file).public, deadline_s)
     except Refused:
         if is_new:
-            _forget(file)
+            remove_key_pair(file)
         raise
     _keep_router(token, directory)
     return Joined(file, enrolled.name, enrolled.role, token.address)
+
+
+def _check_address(token: Token) -> None:
+    try:
+        router_addresses(token.address)
+    except SettingsError as error:
+        raise SettingsError(
+            f"the token names no address where a router could be: {error}. Have one made that "
+            "does: rolloutbus keys invite --router tcp://HOST:PORT"
+        ) from error
 
 
 def _own_key(token: Token, directory: Path) -> tuple[Path, bool]:
@@ -173,11 +190,6 @@ def _own_key(token: Token, directory: Path) -> tuple[Path, bool]:
     if is_new:
         write_key_pair(file, new_key_pair(token.name))
     return file, is_new
-
-
-def _forget(file: Path) -> None:
-    file.unlink()
-    public_file(file).unlink(missing_ok=True)
 
 
 def _keep_router(token: Token, directory: Path) -> None:
@@ -207,10 +219,17 @@ async def _enrol(token: Token, key: str, deadline_s: float) -> Enrolled:
     except TimeoutError:
         pass
     failures = failures or dict.fromkeys(addresses[:1], "no-answer")
-    sentences = [sentence_of(why, each, "a newcomer") for each, why in failures.items()]
-    raise PeerLost(
-        f"{', and '.join(sentences)}; {deadline_s:g} s have passed. Repeat it with the same token",
-    )
+    sentences = [_sentence_of(why, each) for each, why in failures.items()]
+    is_old = "other-key" in failures.values()
+    what_next = "Ask for another token" if is_old else "Repeat it with the same token"
+    raise PeerLost(f"{', and '.join(sentences)}; {deadline_s:g} s have passed. {what_next}")
+
+
+def _sentence_of(why: LinkFailure, address: str) -> str:
+    if why == "other-key":  # nobody has brought a file with the key: the token names it
+        where = without_keys(address)
+        return f"what answers at {where} does not hold the router's key that the token names"
+    return sentence_of(why, address, "a newcomer")
 
 
 async def _ask_once(address: str, dialer: Dialer, key: str) -> tuple[Entry | None, LinkFailure]:

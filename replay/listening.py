@@ -19,7 +19,6 @@ from rolloutbus.bus.wire.messages.membership import Dismissed
 from rolloutbus.trainer_adapter.client.connection import Ports
 
 OpenLink = Callable[[str, BatchHandler, DownHandler], LinkPort]
-COMES_BACK = frozenset({"unknown-peer", "shutting-down"})
 
 
 def sent_away(entry: Entry) -> PeerLost | None:
@@ -30,7 +29,7 @@ def sent_away(entry: Entry) -> PeerLost | None:
         dismissed = unpack_as(Dismissed, entry)
     except RemoteProtocolError:
         return None
-    if dismissed.code in COMES_BACK:
+    if not dismissed.is_final:
         return None
     return PeerLost(f"the router will not have it: {dismissed.message}")
 

@@ -72,7 +72,9 @@ def _leave_addresses(settings: RouterSettings, frontend: str, backend: str) -> N
         return
     if settings.pair is not None and not settings.pair.is_first:
         return  # a standby of the same host would hide the first router's
-    addresses = RouterAddresses(split_key(frontend)[0], split_key(backend)[0])
+    others = [] if settings.pair is None else [settings.pair.other]
+    frontends = ",".join(split_key(each)[0] for each in (frontend, *others))
+    addresses = RouterAddresses(frontends, split_key(backend)[0])
     with contextlib.suppress(OSError):  # a convenience; invite takes an address as well
         write_router_addresses(Path(settings.security.key_file).parent, addresses)
 

@@ -44,9 +44,14 @@ class RouterAddresses(msgspec.Struct, frozen=True):
     """Where a router listens, for those who find its public key in the same directory."""
 
     frontend: str = ""
-    """For clients."""
+    """For clients; of a router and its standby both, separated by a comma."""
     backend: str = ""
-    """For workers and the store."""
+    """For workers and the store; a router does not know that of its standby."""
+
+    @property
+    def lacks_a_backend(self) -> bool:
+        """Whether a worker that goes by this would not find the standby."""
+        return bool(self.backend) and self.frontend.count(",") > self.backend.count(",")
 
 
 def public_file(path: Path) -> Path:
@@ -117,6 +122,12 @@ def write_key_pair(path: Path, pair: KeyPair) -> None:
         raise SettingsError(f"cannot write {path}: {error.strerror}") from error
     with contextlib.suppress(OSError):  # a convenience; `keys show` tells it as well
         write_public_key(public_file(path), pair.public)
+
+
+def remove_key_pair(path: Path) -> None:
+    """Undo `write_key_pair`."""
+    path.unlink()
+    public_file(path).unlink(missing_ok=True)
 
 
 def write_public_key(path: Path, key: str) -> None:

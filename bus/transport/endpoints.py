@@ -19,6 +19,7 @@ HOW_TO_BE_REACHED = (
     "that both are on? A worker or store takes the interface that faces its router's address, "
     "unless --stream, --relay, --bulk or --advertise name another one"
 )
+_TCP = re.compile(r"tcp://(\*|[\w.-]+|\[[^\[\]\s]+\])(:.*)?")
 _HOST = re.compile(r"[A-Za-z0-9]([A-Za-z0-9.-]*[A-Za-z0-9])?")
 _MAKE_KEYS = "make them with `rolloutbus keys new` and `rolloutbus keys allow`"
 
@@ -159,15 +160,15 @@ def is_local(address: str) -> bool:
     Raises:
         SettingsError: it is neither `ipc://PATH` nor `tcp://HOST:PORT`.
     """
-    parts = urlsplit(address)
-    if parts.scheme == "ipc":
+    if address.startswith("ipc:"):
         path = address.removeprefix("ipc://")
         if not path or len(path.encode()) > MAX_IPC_PATH_BYTES:
             raise SettingsError(f"{address}: an ipc path has 1 to {MAX_IPC_PATH_BYTES} bytes")
         return True
-    if parts.scheme == "tcp":
+    if _TCP.fullmatch(address):
         port_of(address)
-        return _is_loopback(parts.hostname or "")
+        if address.rpartition(":")[2].isdecimal():
+            return _is_loopback(_host_of(address))
     raise SettingsError(f"{address}: only ipc://PATH and tcp://HOST:PORT may be used")
 
 
@@ -198,7 +199,7 @@ def check_advertised(host: str) -> None:
 
 def is_wildcard(address: str) -> bool:
     """Whether an address means every interface of a host, to which peers cannot connect."""
-    return (urlsplit(address).hostname or "") in _WILDCARDS
+    return _host_of(address) in _WILDCARDS
 
 
 def bracketed(host: str) -> str:
@@ -255,6 +256,13 @@ def port_of(address: str) -> int:
             f"{address[:100]}: its port is a number from 1 to 65535 (0: a free one)"
         )
     return port
+
+
+def _host_of(address: str) -> str:
+    try:
+        return urlsplit(address).hostname or ""
+    except ValueError:  # a bracket without the other one
+        return ""
 
 
 def _is_loopback(host: str) -> bool:

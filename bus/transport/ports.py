@@ -68,7 +68,10 @@ def sentence_of(why: LinkFailure, address: str, role: str) -> str:
         case "no-answer":
             return f"no router answers at {where}"
         case "other-key":
-            return f"what answers at {where} does not hold the router's key that was given"
+            return (
+                f"what answers at {where} does not hold the router's key that was given: if the "
+                "router has another one now, bring its router.pub here"
+            )
         case "unknown-key":
             return f"the router at {where} does not know this key: let it in with `rolloutbus keys`"
         case "wrong-role":

@@ -272,7 +272,15 @@ def _pair(standby: str, standby_of: str, takeover_s: float) -> PairSettings | No
 
 def _router(router: str, key: str) -> str:
     """The router's backend: as it was given, or as it is known beside the key."""
-    return router or (router_addresses_beside(key).backend if key else "") or BACKEND
+    if router or not key:
+        return router or BACKEND
+    known = router_addresses_beside(key)
+    if known.lacks_a_backend:
+        raise SettingsError(
+            "the router has a standby, and router.json beside --key has the backend of one of "
+            "them: say both, --router tcp://HOST:PORT,tcp://HOST:PORT"
+        )
+    return known.backend or BACKEND
 
 
 def _security(key: str, allow_list: str) -> SecuritySettings | None:

@@ -17,9 +17,10 @@ from rolloutbus.bus.security.key_files import (
     public_file,
     read_key_list,
     read_key_pair,
+    remove_key_pair,
     write_key_pair,
 )
-from rolloutbus.bus.security.keys import check_public_key, is_public_key
+from rolloutbus.bus.security.keys import KeyPair, check_public_key, is_public_key
 from rolloutbus.bus.security.principals import Principal, Role
 from rolloutbus.bus.security.zmq_curve import new_key_pair
 from rolloutbus.bus.transport.endpoints import is_local_router
@@ -40,6 +41,8 @@ List = Annotated[
 ]
 KeyFile = Annotated[Path, typer.Argument(metavar="FILE", help="A key file, `NAME.key`.")]
 DEFAULT_LIST = Path("allow.json")
+ROUTER_KEY = "router.key"
+"""As `up --secure` names it, and those who look for router.pub expect."""
 Actors = Annotated[
     list[str] | None,
     typer.Option(
@@ -254,28 +257,57 @@ def rotate(
 
     The old pair is kept beside it as NAME.old.key. An actor uses the new one when it is started
     again. A router's own key stands in no allow-list: those who connect to it find it in the file
-    NAME.pub, if their security.server_key_file says so, as in a fleet of `up --secure`; give it to
-    all others (security.server_keys) before the router is started again.
+    router.pub, as in a fleet of `up --secure` and on hosts that have joined. Nobody brings them the
+    new one: copy it to each such host, then start the router again.
     """
     old = checked(lambda: read_key_pair(file))
     fresh = new_key_pair(old.name)
+    is_listed = checked(lambda: _rotate(file, old, fresh, allow_list))
+    if file.name == ROUTER_KEY:
+        sys.stderr.write(
+            f"Next: copy {public_file(file)} to each other host that has a router.pub of this "
+            "router, then start the router again\n"
+        )
+    elif not is_listed:
+        sys.stderr.write(
+            f"warning: the old key stands in no allow-list here. Unless it is a router's, let the "
+            f"new one in on the router's host: rolloutbus keys allow {fresh.public} --name "
+            f"{fresh.name} --role ROLE\n"
+        )
+    print_json({"old": old.public, "new": fresh.public})
+
+
+def _rotate(file: Path, old: KeyPair, fresh: KeyPair, allow_list: Path | None) -> bool:
+    """Put `fresh` in the place of `old`, or change nothing; whether a list lets in both."""
     kept = file.with_name(f"{file.name.removesuffix('.key')}.old.key")
     draft = file.with_name(f"{file.name}.new")
     listed = allow_list or file.with_name(DEFAULT_LIST.name)
+    if allow_list is not None and not is_there(allow_list):
+        raise SettingsError(f"cannot read {allow_list}: there is no such file")
     if kept.exists():
-        fail(f"{kept} exists: the last rotation is not over; remove it", ExitStatus.USAGE)
-    checked(lambda: write_key_pair(draft, fresh))
+        raise SettingsError(f"{kept} exists: the last rotation is not over; remove it")
+    is_listed = False
 
     def add(known: Sequence[Principal]) -> list[Principal]:
+        nonlocal is_listed
         mine = [each for each in known if each.key == old.public]
+        is_listed = bool(mine)
         return [*known, *(msgspec.structs.replace(each, key=fresh.public) for each in mine)]
 
-    if listed.exists():
-        checked(lambda: edit_allow_list(listed, add))
+    write_key_pair(draft, fresh)
+    try:
+        kept.hardlink_to(file)
+        if is_there(listed):
+            edit_allow_list(listed, add)
+    except (OSError, SettingsError) as error:
+        kept.unlink(missing_ok=True)
+        remove_key_pair(draft)
+        if isinstance(error, OSError):
+            raise SettingsError(f"cannot write {kept}: {error.strerror}") from error
+        raise
     public_file(draft).replace(public_file(file))
-    kept.hardlink_to(file)
     draft.replace(file)
-    print_json({"old": old.public, "new": fresh.public})
+    return is_listed
 
 
 @keys.command(epilog=example("rolloutbus keys http alice --acts-as alice.key"))

@@ -1,9 +1,11 @@
 """The demo's trainer on a fleet of several hosts: it samples, learns and publishes until stopped.
 
-`python -m tests.integration.far_demo KEY_FILE MODEL` prints lines of JSON: one with its `streams`,
-one for each training `step`. A worker's name on its standard input asks for a line as soon as that
-worker is in the middle of some rollouts; an empty line ends it, with a line that says what was
-`requested` and what came of it. `sent_bytes` are those that its host has sent so far.
+`python -m tests.integration.far_demo ROUTERS KEY_FILE MODEL` reads what to do, line by line, and
+prints lines of JSON. `begin`, when there are workers: one with its `streams`, then one for each
+training `step`. `busy WORKER`: one as soon as that worker is in the middle of some rollouts.
+`moved`: one when another router than before answers and a rollout has ended there. An empty line
+ends it: one with what was `requested` and what came of it. `sent_bytes` are those that its host has
+sent so far; `_at` are times of the machine's monotonic clock.
 """
 
 import asyncio
@@ -11,6 +13,7 @@ import json
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from random import Random
 
@@ -19,7 +22,7 @@ import torch
 
 import rolloutbus
 from rolloutbus import RolloutClient, SamplingParams
-from rolloutbus.bus.security.key_files import router_addresses_beside
+from rolloutbus.errors import BusError
 from rolloutbus.examples.demo import Witness
 from rolloutbus.examples.grpo import Learner, LearnerOptions
 from rolloutbus.examples.rollouts import FeedOptions, RolloutFeed
@@ -32,8 +35,8 @@ GROUPS = FeedOptions(groups_per_step=8, group_size=8, max_staleness=2)
 LONG = SamplingParams(max_new_tokens=96, ignore_eos=True)
 MIN_MID_GENERATION = 4
 DEADLINE_S = 60.0
-SETTLE_S = 10.0
-"""For the last endings to reach the witness."""
+QUIET_S = 2.0
+"""A witness that has heard no ending for so long has heard the last one."""
 
 
 def say(**report: object) -> None:
@@ -82,14 +85,45 @@ async def train(training: Training) -> None:
         )
 
 
-async def main(key_file: str, model: str) -> None:
+async def wait_until_busy(feed: RolloutFeed, worker: str) -> None:
+    while (n := feed.n_mid_generation(worker)) < MIN_MID_GENERATION:
+        await feed.progress()
+    say(mid_generation=n)
+
+
+async def wait_until_moved(client: RolloutClient, feed: RolloutFeed, instance: str) -> str:
+    """Until another router than this one serves; returns which."""
+    status = None
+    while status is None or status.instance == instance:
+        with suppress(BusError):  # the router is away
+            status = await client.status(deadline_s=1.0)
+    status_at, n_finished = time.monotonic(), len(feed.ledger.finished)
+    while len(feed.ledger.finished) == n_finished:
+        await feed.progress()
+    say(status_at=status_at, rollout_at=time.monotonic())
+    return status.instance
+
+
+async def settle(witness: Witness, n_requested: int) -> None:
+    """Until the witness has heard the last ending; it may miss some while a host is cut off."""
+    n_seen, quiet_since = -1, 0.0
+    while witness.n_seen < n_requested:
+        if witness.n_seen > n_seen:
+            n_seen, quiet_since = witness.n_seen, time.monotonic()
+        elif time.monotonic() - quiet_since > QUIET_S:
+            return
+        await asyncio.sleep(0.1)  # it tells nobody
+
+
+async def main(address: str, key_file: str, model: str) -> None:
     torch.set_num_threads(1)
-    address = router_addresses_beside(Path(key_file)).frontend
+    assert sys.stdin.readline() == "begin\n"
     learner = Learner(load_tiny_model(Path(model)), LearnerOptions(steps=100))
     model_bytes = sum(each.nbytes for each in learner.model.parameters())
     async with rolloutbus.connect(address, key_file=key_file) as client:
-        workers = [each.name for each in (await client.status()).workers]
-        streams = {name: await watch_stream(client, name) for name in workers}
+        status = await client.status()
+        instance = status.instance
+        streams = {each.name: await watch_stream(client, each.name) for each in status.workers}
         feed = RolloutFeed(client, words(Random(0)), GROUPS)
         witness = Witness(address, client.connection.settings.name, key_file)
         training = Training(feed, learner, rolloutbus.WeightPublisher(client))
@@ -97,16 +131,17 @@ async def main(key_file: str, model: str) -> None:
         async with asyncio.TaskGroup() as tasks:
             sampling = tasks.create_task(feed.run())
             others = [tasks.create_task(witness.run()), tasks.create_task(train(training))]
-            while worker := (await asyncio.to_thread(sys.stdin.readline)).strip():
-                while (n := feed.n_mid_generation(worker)) < MIN_MID_GENERATION:
-                    await feed.progress()
-                say(mid_generation=n)
+            while asked := (await asyncio.to_thread(sys.stdin.readline)).split():
+                match asked:
+                    case ["busy", worker]:
+                        await wait_until_busy(feed, worker)
+                    case ["moved"]:
+                        instance = await wait_until_moved(client, feed, instance)
+                    case _:
+                        raise ValueError(asked)
             feed.stop()
             await sampling
-            # The witness hears the last endings later; it may miss some while a host is cut off.
-            settled_by = time.monotonic() + SETTLE_S
-            while witness.n_seen < feed.ledger.n_requested and time.monotonic() < settled_by:  # noqa: ASYNC110 - it tells nobody
-                await asyncio.sleep(0.1)
+            await settle(witness, feed.ledger.n_requested)
             for each in others:
                 each.cancel()
     say(

@@ -27,9 +27,11 @@ START_S = 300.0
 SUBNET = "10.0.0"
 """That of the pages."""
 IP, TC = shutil.which("ip") or "", shutil.which("tc") or ""
+ENTER = shutil.which("nsenter") or ""
 CLI = (sys.executable, "-m", "rolloutbus.cli.main")
-# `ip netns exec` gives each process mounts of its own.
+# `ip netns exec` gives each process mounts of its own: one keeps those that all of a host enter.
 _OWN_SHM = "mount -t tmpfs shm /dev/shm"
+_KEEP = f"{_OWN_SHM} && echo kept && exec cat"
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,14 +56,17 @@ class Quality:
 class Host:
     """One of them."""
 
-    def __init__(self, namespace: str, hub: str, address: str, home: Path) -> None:
-        """`hub`: the namespace of the bridge, whose port to this host has this one's name."""
+    def __init__(self, namespace: str, hub: str, address: str, home: Path, keeper: int) -> None:
+        """`hub`: the namespace of the bridge, whose port to this host has this one's name.
+
+        `keeper`: id of the process that has the host's network and /dev/shm.
+        """
         self._namespace, self._hub = namespace, hub
         self.address = address
         self.home = home
         """Working directory of what runs there."""
-        in_namespace = (IP, "netns", "exec", namespace)
-        self._enter = (*in_namespace, "sh", "-c", f'{_OWN_SHM} && exec "$@"', "sh")
+        its_own = (ENTER, "--target", str(keeper), "--mount", "--net")
+        self._enter = (*its_own, "sh", "-c", 'cd "$0" && exec "$@"', str(home))
 
     def cut(self) -> None:
         """Cut it off from all others; nobody is told."""
@@ -83,7 +88,6 @@ class Host:
         variables["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{variables['PATH']}"
         return await asyncio.create_subprocess_exec(
             *(*self._enter, *command),
-            cwd=self.home,
             stdin=PIPE,
             stdout=PIPE,
             stderr=STDOUT,
@@ -143,8 +147,8 @@ def hosts(n: int, directory: Path, quality: Quality | None = None) -> Generator[
     token = secrets.token_hex(2)
     hub = f"rbh{token}"
     names = [f"rb{index}{token}" for index in range(n)]
-    if not IP:
-        pytest.skip("there is no `ip` command here: install iproute2")
+    if not (IP and ENTER):
+        pytest.skip("there is no `ip` or no `nsenter` here: install iproute2 and util-linux")
     with ExitStack() as stack:
         for name in (*names, hub):
             stack.callback(_delete, name)
@@ -170,8 +174,20 @@ def hosts(n: int, directory: Path, quality: Quality | None = None) -> Generator[
             _join(name, hub, f"{SUBNET}.{index + 1}")
             home = directory / name
             home.mkdir()
-            made.append(Host(name, hub, f"{SUBNET}.{index + 1}", home))
+            keeper = stack.enter_context(_kept(name))
+            made.append(Host(name, hub, f"{SUBNET}.{index + 1}", home, keeper))
         yield made
+
+
+@contextmanager
+def _kept(namespace: str) -> Generator[int]:
+    """A process that has the /dev/shm of this host; yields its id."""
+    command = (IP, "netns", "exec", namespace, "sh", "-c", _KEEP)
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, stdin=pipe, stdout=pipe) as keeper:  # it ends with its stdin
+        assert keeper.stdout is not None
+        assert keeper.stdout.readline() == b"kept\n"
+        yield keeper.pid
 
 
 def _lay_cables(hub: str, names: list[str]) -> None:

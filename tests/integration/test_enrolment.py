@@ -155,7 +155,7 @@ async def test_a_token_for_another_router_is_not_answered_by_this_one(
     other = type(token)(
         token.secret, b"\1" * 32, token.expires_at, "ann", "client", address, address
     )
-    with pytest.raises(PeerLost, match="does not hold the router's key"):
+    with pytest.raises(PeerLost, match=r"not hold the router's key.*Ask for another token"):
         await join(other.text(), tmp_path / "there", 3.0)
 
 
@@ -256,3 +256,23 @@ async def test_a_new_host_that_asks_the_standby_first_is_let_in_by_the_active_ro
 async def test_a_token_for_two_routers_needs_one_key_for_both(running: Running) -> None:
     with pytest.raises(SettingsError, match="give the router and its standby the same"):
         running.invite("ann", f"tcp://127.0.0.1:7#{'ab' * 32},tcp://127.0.0.1:8#{'cd' * 32}")
+
+
+async def test_a_host_that_joined_follows_a_router_to_its_new_key_when_it_is_brought_that(
+    tmp_path: Path,
+) -> None:
+    keys = KeyDirectory(tmp_path)
+    old, new = keys.make_unlisted("router"), keys.make_unlisted("later")
+    front, back = ANY, ANY
+    async with RouterActor(
+        RouterSettings(front, back, security=keys.server_settings("router")), "a" * 32
+    ) as first:
+        front, back = (each.partition("#")[0] for each in first.endpoints)
+        token = Running(keys, first).invite("ann", f"{front}#{old}")
+        joined = await join(token, tmp_path / "there", DEADLINE_S)
+        client = await rolloutbus.connect(front, key_file=joined.key_file).open()
+    later = RouterSettings(front, back, security=keys.server_settings("later"))
+    async with RouterActor(later, "b" * 32):
+        write_public_key(joined.key_file.with_name("router.pub"), new)
+        assert (await client.status(deadline_s=DEADLINE_S)).instance == "b" * 32
+        await client.close()

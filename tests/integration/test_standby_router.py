@@ -17,13 +17,16 @@ from rolloutbus import RolloutClient, WeightPublisher
 from rolloutbus.bus.actor.child import ProcessSpec
 from rolloutbus.bus.actor.process import read_notice, read_ready
 from rolloutbus.bus.actor.supervisor import Supervisor
+from rolloutbus.bus.security.key_files import router_addresses_beside
 from rolloutbus.bus.security.keys import SecuritySettings
 from rolloutbus.bus.wire.errors import BusError, PeerLost
 from rolloutbus.engine_worker.settings import WorkerSettings
+from rolloutbus.events import Finished
 from rolloutbus.launcher.plan import environment, python
 from rolloutbus.router.settings import PairSettings, RouterSettings
 from rolloutbus.trainer_adapter.client.core.settings import ClientSettings
 from rolloutbus.trainer_adapter.store.settings import StoreSettings
+from rolloutbus.types import Subscriber
 from tests.integration.key_directory import KeyDirectory
 from tests.integration.killed_trainer import WEIGHTS
 from tests.integration.live_fleet import (
@@ -51,6 +54,10 @@ class Keys:
             self._keys.add("drill", "trainer")
             for name in WORKERS:
                 self._keys.add(name, "worker")
+
+    def file(self, name: str) -> str:
+        """Path of its key file; empty without keys."""
+        return "" if self._keys is None else str(self._keys.file(name))
 
     def of(self, name: str) -> SecuritySettings | None:
         if self._keys is None:
@@ -111,6 +118,7 @@ class Fleet:
         self.path, self.keys, self.hold = path, keys, hold
         self.frontends = [f"ipc://{path}/front-{n}" for n in (0, 1)]
         self.backends = [f"ipc://{path}/back-{n}" for n in (0, 1)]
+        self.address = ",".join(self.frontends)
 
     def router(self, n: int) -> RouterSettings:
         return RouterSettings(
@@ -148,12 +156,17 @@ class Fleet:
     def client(self, *, router: str = "", connect_timeout_s: float = 10.0) -> RolloutClient:
         settings = ClientSettings(
             name="drill",
-            router=router or ",".join(self.frontends),
+            router=router or self.address,
             overtime_s=DEADLINE_S,
             connect_timeout_s=connect_timeout_s,
             security=self.keys.of("drill"),
         )
         return RolloutClient(settings)
+
+    def watcher(self) -> Subscriber:
+        """Of the client's requests."""
+        key_file = self.keys.file("drill")
+        return rolloutbus.subscribe(self.address, clients=["drill"], key_file=key_file)
 
 
 async def took_over(client: RolloutClient, epoch: int) -> float:
@@ -170,6 +183,15 @@ async def took_over(client: RolloutClient, epoch: int) -> float:
             if status.router_epoch > epoch and is_whole and not status.recovering:
                 return loop.time() - began_at
             await asyncio.sleep(0.05)
+
+
+async def sees_the_ends_of(watcher: Subscriber, rids: set[str]) -> None:
+    """The listener still listens, and hears how all these requests end."""
+    async with asyncio.timeout(DEADLINE_S):
+        while rids:
+            event = await anext(watcher)
+            if isinstance(event, Finished):
+                rids.discard(event.rid)
 
 
 @pytest.mark.sampled(1)
@@ -189,6 +211,10 @@ async def test_requests_end_once_when_the_standby_takes_over(
         await supervisor.wait_ready(DEADLINE_S)
         client = await stack.enter_async_context(fleet.client())
         before = await status_when(client, lambda status: status.standby == "ready")
+        if has_keys:
+            left = router_addresses_beside(fleet.keys.file("router"))
+            assert left.frontend == fleet.address
+        watcher = await stack.enter_async_context(fleet.watcher())
 
         prompts = [[n, 1, 2, 3] for n in range(N_REQUESTS)]
         with hold.at(HELD_AT):
@@ -203,8 +229,10 @@ async def test_requests_end_once_when_the_standby_takes_over(
             seconds = await took_over(client, before.router_epoch)
             await second.says("this one takes over")
         print(f"taken over, and recovered, after {seconds:.1f} s")
-        for prompt, rollout in zip(prompts, await asyncio.gather(*tasks), strict=True):
+        rollouts = await asyncio.gather(*tasks)
+        for prompt, rollout in zip(prompts, rollouts, strict=True):
             assert_fake_rollout(prompt, rollout, N_TOKENS)
+        await sees_the_ends_of(watcher, {each.rid for each in rollouts})
         published = await WeightPublisher(client).publish(
             WEIGHTS, require="all", deadline_s=DEADLINE_S
         )

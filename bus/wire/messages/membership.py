@@ -245,6 +245,11 @@ class Dismissed(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     `other-fleet`, `unreachable`, `shutting-down`, `standby`."""
     message: Sentence
 
+    @property
+    def is_final(self) -> bool:
+        """Whether the peer is to stay away; otherwise it greets, or connects, again."""
+        return self.code not in ("unknown-peer", "shutting-down", "standby")
+
 
 class Heartbeat(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """Every 0.5 s from a worker or store: renews the lease, corrects the router's table."""

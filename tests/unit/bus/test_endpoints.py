@@ -79,6 +79,15 @@ def test_other_kinds_of_addresses_are_refused(endpoint: str) -> None:
         require_bindable(endpoint, KEYS_AND_LIST)
 
 
+@pytest.mark.parametrize("host", ["a b", "[::1", "::1", "a@b", "[a]b", "a/b", ""])
+def test_what_is_no_host_is_refused_before_anybody_connects_there(host: str) -> None:
+    for check in (require_bindable, require_reachable):
+        with pytest.raises(SettingsError, match=r"tcp://HOST:PORT|from 1 to 65535"):
+            check(f"tcp://{host}:7", SecuritySettings("k", [KEY], allow_list="l"))
+    with pytest.raises(SettingsError, match="tcp://HOST:PORT"):
+        router_addresses("tcp://a:7/")
+
+
 def test_address_carries_the_key_of_who_listens_there() -> None:
     endpoint = with_key("tcp://10.0.0.1:7", KEY)
     assert split_key(endpoint) == ("tcp://10.0.0.1:7", KEY)

@@ -17,7 +17,9 @@ def test_another_reason_is_told_at_once() -> None:
     assert patience.failed("no-answer", KEYED, 1.0)
     assert "does not know this key" in patience.failed("unknown-key", KEYED, 1.1)
     assert "not a worker's" in patience.failed("wrong-role", KEYED, 1.2)
-    assert "does not hold the router's key" in patience.failed("other-key", KEYED, 1.3)
+    other = patience.failed("other-key", KEYED, 1.3)
+    assert "does not hold the router's key" in other
+    assert "bring its router.pub here" in other
 
 
 def test_what_is_lost_after_it_was_found_is_told_at_once() -> None:

@@ -7,8 +7,13 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from rolloutbus.bus.security.invites import read_token
-from rolloutbus.bus.security.key_files import read_allow_list, read_key_pair
+from rolloutbus.bus.security.invites import Token, read_token
+from rolloutbus.bus.security.key_files import (
+    RouterAddresses,
+    read_allow_list,
+    read_key_pair,
+    write_router_addresses,
+)
 from rolloutbus.cli.app import app
 
 
@@ -79,6 +84,29 @@ def test_rotated_key_and_its_predecessor_are_let_in_until_the_old_one_is_revoked
     assert keys.allowed() == {said["new"]: "ann"}
 
 
+def test_a_rotation_that_cannot_edit_the_list_changes_nothing_and_may_be_repeated(
+    keys: Keys, tmp_path: Path
+) -> None:
+    old = keys.run("new", "ann")
+    keys.run("allow", old, "--name", "ann", "--role", "client")
+    (tmp_path / "allow.json").chmod(0o666)
+    files = {each.name for each in tmp_path.iterdir()}
+    said = keys.run("rotate", "ann.key", status=2)
+    assert "only this user or root may be able to write it" in said
+    assert {each.name for each in tmp_path.iterdir()} == files
+    assert read_key_pair("ann.key").public == Path("ann.pub").read_text().strip() == old
+    (tmp_path / "allow.json").chmod(0o644)
+    assert json.loads(keys.run("rotate", "ann.key"))["old"] == old
+
+
+def test_who_rotates_is_told_what_is_left_to_do_elsewhere(keys: Keys) -> None:
+    keys.run("new", "router")
+    assert "copy router.pub to each other host" in keys.run("rotate", "router.key")
+    keys.run("new", "host-b")
+    assert "stands in no allow-list here" in keys.run("rotate", "host-b.key")
+    assert "no such file" in keys.run("rotate", "host-b.key", "-l", "else.json", status=2)
+
+
 def test_rotation_edits_the_allow_list_beside_the_key(keys: Keys, tmp_path: Path) -> None:
     fleet = tmp_path / "fleet"
     fleet.mkdir()
@@ -138,6 +166,7 @@ def test_whoever_has_a_key_is_not_invited(keys: Keys) -> None:
         ((), "router.pub"),
         (("--router", "tcp://0.0.0.0:7778#" + "ab" * 32), "where the new host reaches it"),
         (("--router", "tcp://127.0.0.1:7778#" + "ab" * 32), "no other one can join"),
+        (("--router", "tcp://[::1:7778"), "only ipc://PATH and tcp://HOST:PORT"),
     ],
 )
 def test_an_address_that_no_other_host_reaches_is_told(
@@ -147,7 +176,31 @@ def test_an_address_that_no_other_host_reaches_is_told(
     assert told in keys.run("invite", "host-b", "--role", "worker", *address, status=status)
 
 
+def test_who_joins_a_router_with_a_standby_is_told_of_both(keys: Keys) -> None:
+    keys.run("new", "router")
+    left = RouterAddresses("tcp://10.0.0.1:7777,tcp://10.0.0.2:7777", "tcp://10.0.0.1:7778")
+    write_router_addresses(keys.directory, left)
+    token = keys.run("invite", "trainer", "--role", "trainer")
+    assert read_token(token).address == left.frontend
+    told = keys.run("invite", "host-b", "--role", "worker", status=2)
+    assert "the backends of both" in told
+    both = ("--router", "tcp://10.0.0.1:7778,tcp://10.0.0.2:7778")
+    assert read_token(keys.run("invite", "host-b", "--role", "worker", *both)).address == both[1]
+    started = CliRunner().invoke(app, ["store", "--directory", "v", "--key", "router.key"])
+    assert started.exit_code == 2
+    assert "the backend of one of them: say both" in started.output
+
+
 def test_a_token_of_another_kind_is_refused_without_a_key(keys: Keys) -> None:
     told = keys.run("join", "no-token", status=1)
     assert "invite_malformed" in told
+    assert not list(keys.directory.glob("*.key"))
+
+
+def test_a_token_whose_address_is_none_is_refused_without_a_key(keys: Keys) -> None:
+    there, secret, router_key = ("", "tcp://host b:7778"), b"\1" * 32, b"\2" * 32
+    token = Token(secret, router_key, 2_000_000_000, "host-b", "worker", *there)
+    told = keys.run("join", token.text(), status=2)
+    assert "tcp://host b:7778: only ipc://PATH and tcp://HOST:PORT" in told
+    assert "keys invite --router" in told
     assert not list(keys.directory.glob("*.key"))
