@@ -139,6 +139,7 @@ class Membership:
             or Reason.CUT_OFF in member.blocked_by
         )
         member.note_outbox(heartbeat, before=member.heartbeat.seq)
+        context.members.note_load(member)
         member.heartbeat, member.heartbeat_at = heartbeat, now
         if has_changed:
             member.advance("beat")
@@ -330,6 +331,7 @@ class Membership:
     def _lose(self, member: MemberRecord, event: str, reason: str, now: float) -> None:
         member.advance(event)
         self._context.eligibility.block(member, Reason.GONE)
+        self._intents.lost(member)
         self._on_lost(member, reason, now)
         if member.role == "worker":
             self._context.expected.lost(member.name, member.policy, reason, now)

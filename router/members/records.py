@@ -1,6 +1,7 @@
 """Workers and stores as the router sees them: their records, leases and life cycle."""
 
 import enum
+import math
 from collections.abc import Callable, Iterator, Mapping
 from typing import Literal, NamedTuple, Self
 
@@ -13,6 +14,8 @@ TERMS = 10
 """A worker that was lost is expected back for so many lease terms."""
 MAX_LOST = 1000
 """More lost workers than this are not remembered; the oldest go first."""
+SMALL_OUTBOX = 256
+"""Members with fewer endings than that, of all clients together, are not laden."""
 LEFT = frozenset({"shutdown", "left"})
 """Farewells of workers that do not come back by themselves."""
 
@@ -229,6 +232,11 @@ class MemberRecord:
         self.backlog = {client: n_bytes for client, _, n_bytes in heartbeat.backlog}
 
     @property
+    def is_laden(self) -> bool:
+        """Whether so many endings wait here that their clients may have too many."""
+        return bool(self.backlog) or len(self.outbox) >= SMALL_OUTBOX
+
+    @property
     def is_fit(self) -> bool:
         """Whether it could serve, were it not set aside."""
         return self.blocked_by <= {Reason.SET_ASIDE}
@@ -257,11 +265,19 @@ class MemberRecord:
 
 
 class MemberTable:
-    """All live members, by name and by connection."""
+    """All live members, by name and by connection; the few that a tick has to look at.
+
+    A tick asks these tables 20 times a second: none of them looks at all members then.
+    """
 
     def __init__(self) -> None:
         self._by_name: dict[str, MemberRecord] = {}
         self._by_peer: dict[Peer, MemberRecord] = {}
+        self._workers: dict[str, MemberRecord] = {}
+        self._stores: dict[str, MemberRecord] = {}
+        self._laden: dict[str, MemberRecord] = {}
+        self._none_ends_before = math.inf
+        """No lease ends earlier: each one is only ever extended."""
         self.named: Callable[[str], MemberRecord | None] = self._by_name.get
         """The member with this name; the dict's own method, asked for each ending."""
         self.at: Callable[[Peer], MemberRecord | None] = self._by_peer.get
@@ -271,20 +287,33 @@ class MemberTable:
 
     def workers(self, policy: str | None = None) -> list[MemberRecord]:
         """Workers, in the order they joined; of one policy if given."""
-        return [
-            member
-            for member in self._by_name.values()
-            if member.role == "worker" and (policy is None or member.policy == policy)
-        ]
+        workers = self._workers.values()
+        if policy is None:
+            return list(workers)
+        return [worker for worker in workers if worker.policy == policy]
 
     def store(self) -> MemberRecord | None:
         """The weight store, if one is here."""
-        return next((m for m in self._by_name.values() if m.role == "store"), None)
+        return next(iter(self._stores.values()), None)
+
+    def laden(self) -> list[MemberRecord]:
+        """Members where many endings wait for their clients."""
+        return list(self._laden.values())
 
     def add(self, record: MemberRecord) -> None:
         """Take a new lease into the table."""
         self._by_name[record.name] = record
         self._by_peer[record.peer] = record
+        of_role = self._workers if record.role == "worker" else self._stores
+        of_role[record.name] = record
+        self._none_ends_before = min(self._none_ends_before, record.expires_at)
+
+    def note_load(self, record: MemberRecord) -> None:
+        """A heartbeat told of the endings that wait at the member."""
+        if record.is_laden:
+            self._laden[record.name] = record
+        elif self._laden:
+            self._laden.pop(record.name, None)
 
     def rebind(self, record: MemberRecord, peer: Peer) -> Peer:
         """The same lease on a fresh connection; returns the old one."""
@@ -297,10 +326,16 @@ class MemberTable:
     def remove(self, record: MemberRecord) -> None:
         """The lease is over."""
         if self._by_name.get(record.name) is record:
-            del self._by_name[record.name]
+            for table in (self._by_name, self._workers, self._stores, self._laden):
+                table.pop(record.name, None)
         if self._by_peer.get(record.peer) is record:
             del self._by_peer[record.peer]
 
     def expired(self, now: float) -> list[MemberRecord]:
-        """Members whose lease has run out."""
-        return [member for member in self._by_name.values() if member.expires_at <= now]
+        """Members whose lease has run out; the caller removes them."""
+        if now < self._none_ends_before:
+            return []
+        found = [member for member in self._by_name.values() if member.expires_at <= now]
+        left = (each.expires_at for each in self._by_name.values() if each.expires_at > now)
+        self._none_ends_before = min(left, default=math.inf)
+        return found
