@@ -63,6 +63,8 @@ PROMPT = np.arange(1, 33, dtype="<i4").tobytes()
 SAMPLING = SamplingParams(max_new_tokens=N_TOKENS, ignore_eos=True)
 GENERATE = Generate(PROMPT, SAMPLING, stream=True)
 PLACE = Placement("default", cost=len(PROMPT) // 4 + N_TOKENS)
+BOUNDED = msgspec.structs.replace(PLACE, versions="max-staleness:2")
+"""What a trainer asks for that bounds the staleness of its samples."""
 RESULT = Generated(
     tokens=np.arange(N_TOKENS, dtype="<i4").tobytes(),
     logprobs=np.zeros(N_TOKENS, "<f4").tobytes(),
@@ -125,8 +127,9 @@ def held_bytes(grow: Callable[[], None]) -> int:
 class RoutedFleet:
     """A router with scripted workers and one scripted client."""
 
-    def __init__(self, n_workers: int, slots: int = 256) -> None:
+    def __init__(self, n_workers: int, slots: int = 256, place: Placement = PLACE) -> None:
         """All have joined; `slots` of each worker. Unmetered until `meter` is set."""
+        self._place = place
         settings = RouterSettings("ipc:///f", "ipc:///b", queue_limit=100_000, seed=1)
         self._core = RouterCore(settings, "benchmark", Random(1))
         self.meter: Meter = Unmetered()
@@ -162,7 +165,7 @@ class RoutedFleet:
     def submit(self, n: int) -> dict[Peer, list[Entry]]:
         """One frame of so many requests; returns what each worker is told to run."""
         entries = [
-            Entry("generate", self._rid(), NO_ATTEMPT, "", "", DEADLINE_MS, PLACE, BODY)
+            Entry("generate", self._rid(), NO_ATTEMPT, "", "", DEADLINE_MS, self._place, BODY)
             for _ in range(n)
         ]
         return self._sent(self._deliver(self._client, entries))

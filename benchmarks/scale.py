@@ -22,10 +22,11 @@ from typing import Any
 import uvloop
 
 import rolloutbus
-from benchmarks.core_paths import BATCH, CpuMeter, RoutedFleet, held_bytes
+from benchmarks.core_paths import BATCH, BOUNDED, PLACE, CpuMeter, RoutedFleet, held_bytes
 from benchmarks.loop_load import BusClient
 from benchmarks.router_loop import WARM_UP_S, WINDOW, Side, loopback, running_side
 from benchmarks.side_processes import machine
+from rolloutbus.bus.wire.entry import Placement
 
 Row = dict[str, float]
 PER_WORKER = 16
@@ -52,9 +53,7 @@ def in_flight(n_workers: int) -> int:
 
 def core_row(n_workers: int, rounds: int) -> Row:
     """Microseconds of CPU, the least of all rounds: noise only adds."""
-    fleet = RoutedFleet(n_workers, slots=MAX_IN_FLIGHT)
-    fleet.keep_open(in_flight(n_workers))
-    fleet.round_trips(CORE_TRIPS)
+    fleet = _busy_fleet(n_workers)
     ticks: list[float] = []
     beats: list[float] = []
     fleet.n_entries = fleet.n_frames = 0
@@ -63,14 +62,24 @@ def core_row(n_workers: int, rounds: int) -> Row:
     for _ in range(rounds):
         ticks.append(_cpu_us(fleet, fleet.tick))
         beats.append(_cpu_us(fleet, fleet.heartbeats) / n_workers)
+    bounded = _busy_fleet(n_workers, BOUNDED)
+    ruled = [_cpu_us(bounded, lambda: bounded.round_trips(CORE_TRIPS)) for _ in range(rounds)]
     return {
         "workers": n_workers,
         "in_flight": in_flight(n_workers),
         "us_per_trip": round(min(trips) / CORE_TRIPS, 2),
+        "us_with_rule": round(min(ruled) / CORE_TRIPS, 2),
         "us_per_tick": round(min(ticks), 1),
         "us_per_heartbeat": round(min(beats), 2),
         "entries_per_frame": round(entries_per_frame, 2),
     }
+
+
+def _busy_fleet(n_workers: int, place: Placement = PLACE) -> RoutedFleet:
+    fleet = RoutedFleet(n_workers, slots=MAX_IN_FLIGHT, place=place)
+    fleet.keep_open(in_flight(n_workers))
+    fleet.round_trips(CORE_TRIPS)
+    return fleet
 
 
 def _cpu_us(fleet: RoutedFleet, work: Callable[[], None]) -> float:
