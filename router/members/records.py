@@ -3,12 +3,13 @@
 import enum
 import math
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
 from typing import Literal, NamedTuple, Self
 
 from rolloutbus.bus.actor.effects import next_state
 from rolloutbus.bus.membership.outbox import MAX_NEWS
 from rolloutbus.bus.wire.entry import AttemptKey, Peer, RequestId
-from rolloutbus.bus.wire.messages.membership import Heartbeat, Hello, Member
+from rolloutbus.bus.wire.messages.membership import Heartbeat, Hello, Member, Role
 
 TERMS = 10
 """A worker that was lost is expected back for so many lease terms."""
@@ -137,64 +138,87 @@ SHOWN = {Reason.BEHIND: "stale", Reason.PAUSED: "paused", Reason.TRIPPED: "tripp
 """Reasons that show instead of the worker's own state, the first one first."""
 
 
-class MemberRecord:
-    """One lease of one worker or store."""
+NO_HEARTBEAT = Heartbeat(seq=-1, state="starting")
+"""What is known of a member before its first one."""
 
-    def __init__(self, peer: Peer, hello: Hello, expires_at: float) -> None:
-        self.peer = peer
-        self.hello = hello
-        self.name = hello.name
-        self.role = hello.role
-        self.policy = hello.worker.policy if hello.worker else ""
-        """Whose weights it serves; empty for a store."""
-        self.boot = hello.boot
-        self.epoch = hello.epoch
-        self.state: MemberState = "joining"
-        self.expires_at = expires_at
-        self.blocked_by = {Reason.JOINING}
-        """Why it gets no requests; empty if it does. `router.members.eligibility` writes it."""
-        self.heartbeat = Heartbeat(seq=-1, state="starting")
-        self.heartbeat_at = expires_at
-        self.version = 0
-        self.slots = slots = hello.worker.slots if hello.worker else 0
-        """Requests that its engine runs side by side."""
-        self.capacity = slots + slots // 4 + 1 if slots else 0
-        """Most requests at the worker: its slots and a small queue that hides the round trip."""
-        self.requests: set[str] = set()
-        """rids sent or running here."""
-        self.outstanding_cost = 0
-        """Estimated tokens of those; what placement balances."""
-        self.commands: set[str] = set()
-        """Member commands (sub-rids) sent and not ended."""
-        self.outbox: dict[AttemptKey, str] = {}
-        """(rid, attempt) -> client: endings that wait there for their client, by its heartbeats."""
-        self.kept: dict[AttemptKey, str] = {}
-        """(rid, attempt) -> group: those of `outbox` that are detached."""
-        self.knows_outbox = True
-        """No heartbeat that told of it was missed."""
-        self.backlog: dict[str, int] = {}
-        """Client -> bytes of its endings here, for those who have much."""
-        self.free_index = -1
-        self.is_catching_up = False
+
+@dataclass(slots=True, eq=False)
+class MemberRecord:
+    """One lease of one worker or store.
+
+    It has slots: when there are 1,000 of them, each has left the processor's cache before the next
+    message of its member comes, and a dictionary of attributes is more to fetch.
+    """
+
+    peer: Peer
+    hello: Hello
+    expires_at: float
+    name: str = field(init=False)
+    role: Role = field(init=False)
+    policy: str = field(init=False)
+    """Whose weights it serves; empty for a store."""
+    boot: str = field(init=False)
+    epoch: str = field(init=False)
+    state: MemberState = "joining"
+    blocked_by: set[Reason] = field(default_factory=lambda: {Reason.JOINING})
+    """Why it gets no requests; empty if it does. `router.members.eligibility` writes it."""
+    heartbeat: Heartbeat = NO_HEARTBEAT
+    heartbeat_at: float = field(init=False)
+    version: int = 0
+    slots: int = field(init=False)
+    """Requests that its engine runs side by side."""
+    capacity: int = field(init=False)
+    """Most requests at the worker: its slots and a small queue that hides the round trip."""
+    requests: set[str] = field(default_factory=set[str])
+    """rids sent or running here."""
+    outstanding_cost: int = 0
+    """Estimated tokens of those; what placement balances."""
+    commands: set[str] = field(default_factory=set[str])
+    """Member commands (sub-rids) sent and not ended."""
+    outbox: dict[AttemptKey, str] = field(default_factory=dict[AttemptKey, str])
+    """(rid, attempt) -> client: endings that wait there for their client, by its heartbeats."""
+    kept: dict[AttemptKey, str] = field(default_factory=dict[AttemptKey, str])
+    """(rid, attempt) -> group: those of `outbox` that are detached."""
+    knows_outbox: bool = True
+    """No heartbeat that told of it was missed."""
+    backlog: dict[str, int] = field(default_factory=dict[str, int])
+    """Client -> bytes of its endings here, for those who have much."""
+    free_index: int = -1
+    is_catching_up: bool = False
+    fleet: str = field(init=False)
+    """Whose weights it came with; empty: no fleet's, or those that an engine begins with."""
+    is_foreign: bool = False
+    """They are another fleet's, whose versions are not this one's."""
+    adapters: dict[str, int] = field(init=False)
+    """Name -> version: those that it has, as it said last."""
+    refused_adapters: set[tuple[str, int]] = field(default_factory=set[tuple[str, int]])
+    """(name, version) of those that it could not load."""
+    retry_adapters_at: float = 0.0
+    retry_pause_at: float = 0.0
+    retry_update_at: float = 0.0
+    marks: set[int] = field(default_factory=set[int])
+    """Of the beginnings of prompts that it has cached, or is expected to have soon."""
+    marks_expected: dict[int, None] = field(default_factory=dict[int, None])
+    """Those that it has not told of yet, the oldest first."""
+    prefixes_seq: int = 0
+    """Number of what it tells of them next."""
+    problem: str = ""
+    """Why the last weight update failed here; empty when it did not."""
+
+    def __post_init__(self) -> None:
+        hello, facts = self.hello, self.hello.worker
+        self.name, self.role, self.boot, self.epoch = (
+            hello.name,
+            hello.role,
+            hello.boot,
+            hello.epoch,
+        )
+        self.heartbeat_at = self.expires_at
         self.fleet = hello.intent.fleet if hello.intent else ""
-        """Whose weights it came with; empty: no fleet's, or those that an engine begins with."""
-        self.is_foreign = False
-        """They are another fleet's, whose versions are not this one's."""
-        self.adapters = dict(hello.worker.adapters) if hello.worker else {}
-        """Name -> version: those that it has, as it said last."""
-        self.refused_adapters: set[tuple[str, int]] = set()
-        """(name, version) of those that it could not load."""
-        self.retry_adapters_at = 0.0
-        self.retry_pause_at = 0.0
-        self.retry_update_at = 0.0
-        self.marks: set[int] = set()
-        """Of the beginnings of prompts that it has cached, or is expected to have soon."""
-        self.marks_expected: dict[int, None] = {}
-        """Those that it has not told of yet, the oldest first."""
-        self.prefixes_seq = 0
-        """Number of what it tells of them next."""
-        self.problem = ""
-        """Why the last weight update failed here; empty when it did not."""
+        self.policy = facts.policy if facts else ""
+        self.slots = slots = facts.slots if facts else 0
+        self.capacity = slots + slots // 4 + 1 if slots else 0
+        self.adapters = dict(facts.adapters) if facts else {}
 
     def advance(self, event: str) -> None:
         """Take a step of MEMBER_LIFE; LocalProtocolError if the event has no meaning now."""
@@ -332,10 +356,9 @@ class MemberTable:
             del self._by_peer[record.peer]
 
     def expired(self, now: float) -> list[MemberRecord]:
-        """Members whose lease has run out; the caller removes them."""
+        """Members whose lease has run out."""
         if now < self._none_ends_before:
             return []
-        found = [member for member in self._by_name.values() if member.expires_at <= now]
-        left = (each.expires_at for each in self._by_name.values() if each.expires_at > now)
-        self._none_ends_before = min(left, default=math.inf)
-        return found
+        members = self._by_name.values()
+        self._none_ends_before = min((each.expires_at for each in members), default=math.inf)
+        return [member for member in members if member.expires_at <= now]

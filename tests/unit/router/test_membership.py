@@ -74,6 +74,23 @@ def test_every_heartbeat_is_answered_with_its_number() -> None:
     assert lease.seq == 41
 
 
+def test_leases_that_begin_at_different_times_end_at_their_own() -> None:
+    bus = Bus()
+    members = bus.core.context.members
+    ends_at: dict[str, float] = {}
+    for number in range(4):
+        bus.worker(f"w{number}").is_alive = False
+        ends_at[f"w{number}"] = bus.now + 3
+        bus.advance(0.5)
+    while any(members):
+        assert {each.name for each in members.workers()} == {
+            name for name, at in ends_at.items() if at > bus.now
+        }
+        assert members.expired(bus.now + 9) == list(members)  # who asks changes nothing
+        bus.advance(0.25)
+    assert bus.now == pytest.approx(max(ends_at.values()))
+
+
 def test_lease_ends_three_seconds_after_the_last_heartbeat() -> None:
     bus = Bus()
     worker = bus.worker()
