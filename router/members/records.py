@@ -301,7 +301,7 @@ class MemberTable:
         self._stores: dict[str, MemberRecord] = {}
         self._laden: dict[str, MemberRecord] = {}
         self._none_ends_before = math.inf
-        """No lease ends earlier: each one is only ever extended."""
+        """No lease ends earlier."""
         self.named: Callable[[str], MemberRecord | None] = self._by_name.get
         """The member with this name; the dict's own method, asked for each ending."""
         self.at: Callable[[Peer], MemberRecord | None] = self._by_peer.get
@@ -331,6 +331,11 @@ class MemberTable:
         of_role = self._workers if record.role == "worker" else self._stores
         of_role[record.name] = record
         self._none_ends_before = min(self._none_ends_before, record.expires_at)
+
+    def renew(self, record: MemberRecord, until: float) -> None:
+        """The lease ends then."""
+        record.expires_at = until
+        self._none_ends_before = min(self._none_ends_before, until)
 
     def note_load(self, record: MemberRecord) -> None:
         """A heartbeat told of the endings that wait at the member."""

@@ -2,6 +2,7 @@
 
 import pytest
 
+from rolloutbus.bus.settings import LeaseSettings
 from rolloutbus.bus.wire.codec import pack
 from rolloutbus.bus.wire.entry import Entry
 from rolloutbus.bus.wire.messages.membership import (
@@ -72,6 +73,21 @@ def test_every_heartbeat_is_answered_with_its_number() -> None:
     lease = client.take_body("lease")
     assert isinstance(lease, Lease)
     assert lease.seq == 41
+
+
+def test_a_short_lease_is_no_longer_after_the_routers_own_pause() -> None:
+    """The grace of that pause is longer than this lease; a heartbeat after it begins a lease."""
+    leases = LeaseSettings(heartbeat_s=0.1, lease_s=1.0, holder_s=0.8, silence_s=0.3)
+    bus = Bus(leases=leases)
+    worker = bus.worker()
+    bus.freeze(1.5)
+    bus.apply(bus.core.handle(Ticked(), bus.now))
+    worker.heartbeat()
+    worker.is_alive = False
+    bus.advance(0.75)
+    assert any(bus.core.context.members)
+    bus.advance(0.25)
+    assert not any(bus.core.context.members)
 
 
 def test_leases_that_begin_at_different_times_end_at_their_own() -> None:
