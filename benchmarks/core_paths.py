@@ -63,6 +63,8 @@ PROMPT = np.arange(1, 33, dtype="<i4").tobytes()
 SAMPLING = SamplingParams(max_new_tokens=N_TOKENS, ignore_eos=True)
 GENERATE = Generate(PROMPT, SAMPLING, stream=True)
 PLACE = Placement("default", cost=len(PROMPT) // 4 + N_TOKENS)
+BOUNDED = msgspec.structs.replace(PLACE, versions="max-staleness:2")
+"""What a trainer asks for that bounds the staleness of its samples."""
 RESULT = Generated(
     tokens=np.arange(N_TOKENS, dtype="<i4").tobytes(),
     logprobs=np.zeros(N_TOKENS, "<f4").tobytes(),
@@ -125,8 +127,16 @@ def held_bytes(grow: Callable[[], None]) -> int:
 class RoutedFleet:
     """A router with scripted workers and one scripted client."""
 
-    def __init__(self, n_workers: int, slots: int = 256) -> None:
-        """All have joined; `slots` of each worker. Unmetered until `meter` is set."""
+    def __init__(
+        self, n_workers: int, slots: int = 256, place: Placement = PLACE, frames_per_turn: int = 1
+    ) -> None:
+        """All have joined; `slots` of each worker. Unmetered until `meter` is set.
+
+        `frames_per_turn`: what so many frames of workers lead to leaves together; one: the router
+        has nothing else to do, DRAIN_MESSAGES: it is as busy as it can be.
+        """
+        self._place = place
+        self._frames_per_turn = frames_per_turn
         settings = RouterSettings("ipc:///f", "ipc:///b", queue_limit=100_000, seed=1)
         self._core = RouterCore(settings, "benchmark", Random(1))
         self.meter: Meter = Unmetered()
@@ -162,22 +172,25 @@ class RoutedFleet:
     def submit(self, n: int) -> dict[Peer, list[Entry]]:
         """One frame of so many requests; returns what each worker is told to run."""
         entries = [
-            Entry("generate", self._rid(), NO_ATTEMPT, "", "", DEADLINE_MS, PLACE, BODY)
+            Entry("generate", self._rid(), NO_ATTEMPT, "", "", DEADLINE_MS, self._place, BODY)
             for _ in range(n)
         ]
         return self._sent(self._deliver(self._client, entries))
 
     def accept(self, commands: dict[Peer, list[Entry]]) -> None:
         """The workers begin these."""
+        said: list[tuple[Peer, list[Entry]]] = []
         for peer, entries in commands.items():
             items = [(each.rid, each.attempt) for each in entries]
             self._running[peer].update(items)
             body = pack(Accepted(items))
-            self._deliver(peer, [Entry("accepted", epoch=self._epoch(peer), body=body)])
+            said.append((peer, [Entry("accepted", epoch=self._epoch(peer), body=body)]))
+        self._deliver_in_turns(said)
 
     def finish(self, commands: dict[Peer, list[Entry]]) -> None:
         """The workers end these, each in one frame; the client acknowledges all in one."""
         acks: list[Entry] = []
+        said: list[tuple[Peer, list[Entry]]] = []
         for peer, entries in commands.items():
             running = self._running[peer]
             for entry in entries:
@@ -187,9 +200,10 @@ class RoutedFleet:
                 Entry("finished", each.rid, each.attempt, epoch, each.route, 0, None, BODY)
                 for each in entries
             ]
-            self._deliver(peer, endings)
+            said.append((peer, endings))
             items = [(each.rid, each.attempt) for each in entries]
             acks.append(Entry("ack", route=f"worker:{self._workers[peer]}", body=pack(Ack(items))))
+        self._deliver_in_turns(said)
         self._deliver(self._client, acks)
 
     def round_trips(self, n: int, per_frame: int = BATCH) -> None:
@@ -220,11 +234,20 @@ class RoutedFleet:
         self.heartbeats()
         self._deliver(self._client, [Entry("hello", body=pack(Hello("client", "c", "0" * 32)))])
 
+    def _deliver_in_turns(self, said: list[tuple[Peer, list[Entry]]]) -> None:
+        for first in range(0, len(said), self._frames_per_turn):
+            self._heard(said[first : first + self._frames_per_turn])
+
     def _deliver(self, peer: Peer, entries: list[Entry]) -> dict[Peer, list[Entry]]:
         """What the router sends in answer to one frame."""
-        frames = self.meter.run(self._routed, peer, encode_batch(entries))
-        self.n_entries += len(entries)
-        self.n_frames += 1 + len(frames)
+        return self._heard([(peer, entries)])
+
+    def _heard(self, said: list[tuple[Peer, list[Entry]]]) -> dict[Peer, list[Entry]]:
+        """What the router sends in answer to the frames of one turn."""
+        turn = [(peer, encode_batch(entries)) for peer, entries in said]
+        frames = self.meter.run(self._routed, turn)
+        self.n_entries += sum(len(entries) for _, entries in said)
+        self.n_frames += len(turn) + len(frames)
         heard: dict[Peer, list[Entry]] = {}
         for to, frame in frames:
             answers = decode_batch(frame)
@@ -232,14 +255,21 @@ class RoutedFleet:
             heard.setdefault(to, []).extend(answers)
         return heard
 
-    def _routed(self, peer: Peer, frame: bytes) -> list[tuple[Peer, bytes]]:
-        """What a router does between its sockets."""
-        event: Event = Received(peer, decode_batch(frame))
+    def _routed(self, turn: list[tuple[Peer, bytes]]) -> list[tuple[Peer, bytes]]:
+        """What a router does between its sockets in one turn of its loop."""
+        queues: dict[Peer, list[Entry]] = {}
+        for peer, frame in turn:
+            event: Event = Received(peer, decode_batch(frame))
+            for effect in self._core.handle(event, self.now):
+                if not isinstance(effect, SendAll):
+                    continue
+                queue = queues.setdefault(effect.peer, effect.entries)
+                if queue is not effect.entries:
+                    queue += effect.entries
         return [
-            (effect.peer, encode_batch(batch))
-            for effect in self._core.handle(event, self.now)
-            if isinstance(effect, SendAll)
-            for batch in frames_of(effect.entries)
+            (peer, encode_batch(batch))
+            for peer, entries in queues.items()
+            for batch in frames_of(entries)
         ]
 
     def _sent(self, heard: dict[Peer, list[Entry]]) -> dict[Peer, list[Entry]]:

@@ -22,10 +22,12 @@ from typing import Any
 import uvloop
 
 import rolloutbus
-from benchmarks.core_paths import BATCH, CpuMeter, RoutedFleet, held_bytes
+from benchmarks.core_paths import BATCH, BOUNDED, PLACE, CpuMeter, RoutedFleet, held_bytes
 from benchmarks.loop_load import BusClient
 from benchmarks.router_loop import WARM_UP_S, WINDOW, Side, loopback, running_side
 from benchmarks.side_processes import machine
+from rolloutbus.bus.transport.zmq_batches import DRAIN_MESSAGES
+from rolloutbus.bus.wire.entry import Placement
 
 Row = dict[str, float]
 PER_WORKER = 16
@@ -52,13 +54,11 @@ def in_flight(n_workers: int) -> int:
 
 def core_row(n_workers: int, rounds: int) -> Row:
     """Microseconds of CPU, the least of all rounds: noise only adds."""
-    fleet = RoutedFleet(n_workers, slots=MAX_IN_FLIGHT)
-    fleet.keep_open(in_flight(n_workers))
-    fleet.round_trips(CORE_TRIPS)
+    fleet = _busy_fleet(n_workers)
     ticks: list[float] = []
     beats: list[float] = []
     fleet.n_entries = fleet.n_frames = 0
-    trips = [_cpu_us(fleet, lambda: fleet.round_trips(CORE_TRIPS)) for _ in range(rounds)]
+    us_per_trip = _us_per_trip(fleet, rounds)
     entries_per_frame = fleet.n_entries / fleet.n_frames
     for _ in range(rounds):
         ticks.append(_cpu_us(fleet, fleet.tick))
@@ -66,11 +66,25 @@ def core_row(n_workers: int, rounds: int) -> Row:
     return {
         "workers": n_workers,
         "in_flight": in_flight(n_workers),
-        "us_per_trip": round(min(trips) / CORE_TRIPS, 2),
+        "us_per_trip": us_per_trip,
+        "us_with_rule": _us_per_trip(_busy_fleet(n_workers, place=BOUNDED), rounds),
+        "us_in_turns": _us_per_trip(_busy_fleet(n_workers, frames_per_turn=DRAIN_MESSAGES), rounds),
         "us_per_tick": round(min(ticks), 1),
         "us_per_heartbeat": round(min(beats), 2),
         "entries_per_frame": round(entries_per_frame, 2),
     }
+
+
+def _busy_fleet(n_workers: int, place: Placement = PLACE, frames_per_turn: int = 1) -> RoutedFleet:
+    fleet = RoutedFleet(n_workers, MAX_IN_FLIGHT, place, frames_per_turn)
+    fleet.keep_open(in_flight(n_workers))
+    fleet.round_trips(CORE_TRIPS)
+    return fleet
+
+
+def _us_per_trip(fleet: RoutedFleet, rounds: int) -> float:
+    trips = [_cpu_us(fleet, lambda: fleet.round_trips(CORE_TRIPS)) for _ in range(rounds)]
+    return round(min(trips) / CORE_TRIPS, 2)
 
 
 def _cpu_us(fleet: RoutedFleet, work: Callable[[], None]) -> float:

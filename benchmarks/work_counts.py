@@ -22,6 +22,7 @@ from typing import Any, ParamSpec, TypeVar
 from benchmarks.core_paths import (
     BATCH,
     BODY,
+    BOUNDED,
     DEADLINE_MS,
     GENERATE,
     PLACE,
@@ -32,7 +33,7 @@ from benchmarks.core_paths import (
     held_bytes,
 )
 from rolloutbus.bus.wire.codec import decode_batch, encode_batch, pack, unpack, unpack_result
-from rolloutbus.bus.wire.entry import NO_ATTEMPT, Entry
+from rolloutbus.bus.wire.entry import NO_ATTEMPT, Entry, Placement
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -109,6 +110,11 @@ def router_256_workers(meter: Meter) -> float:
     return _round_trips(meter, n_workers=256, per_frame=BATCH, n=256)
 
 
+def router_version_rule(meter: Meter) -> float:
+    """The same with 256 workers for requests that say how stale their weights may be."""
+    return _round_trips(meter, n_workers=256, per_frame=BATCH, n=256, place=BOUNDED)
+
+
 def router_heartbeat(meter: Meter) -> float:
     """Work of the router for a heartbeat of a worker that runs 32 requests."""
     fleet = RoutedFleet(n_workers=64)
@@ -162,14 +168,16 @@ def worker(meter: Meter) -> float:
 PATHS: dict[str, Callable[[Meter], float]] = {
     each.__name__: each
     for each in (
-        *(router_batched, router_single, router_256_workers, router_heartbeat, router_tick),
-        *(codec, client, worker),
+        *(router_batched, router_single, router_256_workers, router_version_rule),
+        *(router_heartbeat, router_tick, codec, client, worker),
     )
 }
 
 
-def _round_trips(meter: Meter, *, n_workers: int, per_frame: int, n: int) -> float:
-    fleet = RoutedFleet(n_workers)
+def _round_trips(
+    meter: Meter, *, n_workers: int, per_frame: int, n: int, place: Placement = PLACE
+) -> float:
+    fleet = RoutedFleet(n_workers, place=place)
     fleet.round_trips(per_frame, per_frame)
     fleet.meter = meter
     fleet.round_trips(n, per_frame)

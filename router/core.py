@@ -176,13 +176,14 @@ class RouterCore:
         while at <= last:
             entry = entries[at]
             kind = entry.kind
-            if kind in runs and at < last and entries[at + 1].kind == kind:  # one is no run
+            if at < last and kind in runs and entries[at + 1].kind == kind:  # one is no run
                 at = runs[kind](sender, entries, at, now)
                 if at > last:
                     break
                 entry = entries[at]
+                kind = entry.kind
             at += 1
-            handle = handlers.get(entry.kind)
+            handle = handlers.get(kind)
             try:
                 if handle is not None:
                     handle(sender, entry, now)
@@ -252,12 +253,13 @@ class RouterCore:
         return handlers
 
     def _sender(self, peer: Peer) -> tuple[ClientRecord | MemberRecord | None, Handlers, Runs]:
-        client = self.context.clients.at(peer)
-        if client is not None:
-            return client, self._from_client, self._runs_from_client
-        member = self.context.members.at(peer)
+        context = self.context
+        member = context.members.at(peer)  # first, because theirs are most of the frames
         if member is not None:
             return member, self._from_member, self._runs_from_member
+        client = context.clients.at(peer)
+        if client is not None:
+            return client, self._from_client, self._runs_from_client
         return None, {}, {}
 
     def _receive_other(self, event: Received, entry: Entry, now: float) -> None:
@@ -322,11 +324,15 @@ class RouterCore:
         self._fleet.member_lost(member, now)
 
     def _accepted(self, member: MemberRecord, entry: Entry, _now: float) -> None:
-        items = unpack_as(Accepted, entry).items
-        shares = [item for item in items if is_share(item[0])]
-        if shares:
-            self._fleet.accepted(Accepted(shares))
-            items = [item for item in items if not is_share(item[0])]
+        body = unpack_as(Accepted, entry)
+        for rid, _ in body.items:
+            if is_share(rid):
+                break
+        else:
+            self._executions.accepted(member, body)
+            return
+        self._fleet.accepted(Accepted([item for item in body.items if is_share(item[0])]))
+        items = [item for item in body.items if not is_share(item[0])]
         if items:
             self._executions.accepted(member, Accepted(items))
 

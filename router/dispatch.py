@@ -424,7 +424,7 @@ def _are_own(client: ClientRecord, body: Ack) -> bool:
     for rid, _ in body.items:  # twice as fast as all()
         if not rid.startswith(own):
             return False
-    return all(rid.startswith(own) for rid in body.over)
+    return not body.over or all(rid.startswith(own) for rid in body.over)
 
 
 def _may_be_detached(context: Context, client: ClientRecord, entry: Entry) -> bool:

@@ -6,7 +6,7 @@ Spec: docs/protocol.md, "Delivery".
 from collections import defaultdict
 
 from rolloutbus.bus.wire.codec import pack, unpack
-from rolloutbus.bus.wire.entry import NO_BODY, Entry, Placement, RequestId
+from rolloutbus.bus.wire.entry import NO_BODY, Attempt, Entry, Placement, RequestId
 from rolloutbus.bus.wire.errors import RemoteProtocolError
 from rolloutbus.bus.wire.messages.endings import Accepted, Ack, AttemptList, Problem
 from rolloutbus.router.context import Context
@@ -37,19 +37,22 @@ class Executions:
 
     def accepted(self, worker: MemberRecord, body: Accepted) -> None:
         """A worker has begun these."""
+        table, name = self._table, worker.name
         told: defaultdict[str, AttemptList] = defaultdict(list)
         stale: AttemptList = []
-        for rid, attempt in body.items:
-            request = self._table.get(rid)
-            if request is None or request.attempt != attempt or request.worker != worker.name:
-                stale.append((rid, attempt))
+        for item in body.items:
+            rid, attempt = item
+            request = table.get(rid)
+            if request is None or request.attempt != attempt or request.worker != name:
+                stale.append(item)
             elif request.state in {"sent", "running"}:
-                self._table.confirm(request)
-                told[request.client].append((rid, attempt))
+                table.confirm(request)
+                told[request.client].append(item)
         for client, items in told.items():
             body_out = pack(Accepted(items))
-            self._context.to_client(client, Entry("accepted", route=worker.name, body=body_out))
-        self._table.fence(worker, stale, "not the current attempt")
+            self._context.to_client(client, Entry("accepted", route=name, body=body_out))
+        if stale:
+            table.fence(worker, stale, "not the current attempt")
 
     def ended(self, worker: MemberRecord, entry: Entry, now: float) -> None:
         """An ending: forward it if it is of the current attempt, else fence it."""
@@ -134,15 +137,12 @@ class Executions:
             heartbeat.running or worker.kept or worker.requests or self._context.detached.requests
         ):
             return
-        held: set[str] = set()
+        held = {rid for rid, _, _ in heartbeat.running}
         groups = dict(heartbeat.detached) if heartbeat.detached else {}
         groups.update((rid, group) for (rid, _), group in worker.kept.items())
         begun: AttemptList = []
         fenced: AttemptList = []
-        for rid, attempt, client in heartbeat.running:
-            if is_share(rid):
-                continue  # member commands answer for themselves
-            held.add(rid)
+        for rid, attempt, client in self._unexpected(worker, groups):
             request = self._table.get(rid)
             if request is None and rid in self._context.detached.over:
                 fenced.append((rid, attempt))
@@ -171,6 +171,28 @@ class Executions:
             self._lose(forgotten, worker, FORGOTTEN)
         if groups or self._context.detached.requests:
             self._reconcile_kept(worker, groups, held)
+
+    def _unexpected(
+        self, worker: MemberRecord, groups: dict[str, str]
+    ) -> list[tuple[str, Attempt, str]]:
+        """What a heartbeat says is running and the table does not have as running there.
+
+        Nearly all is as expected: this loop takes most of the time of a heartbeat.
+        """
+        found: list[tuple[str, Attempt, str]] = []
+        get, name = self._table.get, worker.name
+        for each in worker.heartbeat.running:
+            rid, attempt, _ = each
+            request = get(rid)
+            if (
+                request is None
+                or request.state != "running"
+                or request.attempt != attempt
+                or request.worker != name
+                or rid in groups
+            ) and not is_share(rid):  # member commands answer for themselves
+                found.append(each)
+        return found
 
     def tick(self, now: float) -> None:
         """Time passes."""

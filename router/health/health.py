@@ -147,8 +147,8 @@ class Health:
         for breaker in list(self._breakers.values()):
             self._tick_breaker(breaker, now)
         self.suspicions.tick(now)
-        workers = self._context.members.workers()
-        is_any_set_aside = any(Reason.SET_ASIDE in each.blocked_by for each in workers)
+        blocked = self._context.eligibility.blocked()
+        is_any_set_aside = any(Reason.SET_ASIDE in each.blocked_by for each in blocked)
         self.is_watching = bool(self._breakers or len(self.suspicions) or is_any_set_aside)
 
     def _charge(self, worker: MemberRecord, now: float) -> None:

@@ -41,6 +41,7 @@ class Eligibility:
     def __init__(self) -> None:
         self.free: dict[str, FreeList] = {}
         self._eligible: dict[str, dict[str, MemberRecord]] = {}
+        self._blocked: dict[str, MemberRecord] = {}
         self.has_changed = False
         """A request that found no worker before may find one now. Set here and nowhere else;
         cleared by the dispatcher when it has tried all that wait."""
@@ -78,6 +79,10 @@ class Eligibility:
         """Workers of a policy that take requests, free or full."""
         return list(self._eligible.get(policy, {}).values())
 
+    def blocked(self) -> list[MemberRecord]:
+        """Workers on the bus, of whatever policy, that get no requests for some reason."""
+        return list(self._blocked.values())
+
     def named(self, policy: str, name: str) -> MemberRecord | None:
         """The worker of this policy and name, if it takes requests."""
         return self._eligible.get(policy, {}).get(name)
@@ -92,7 +97,12 @@ class Eligibility:
         self.has_changed = True
         policy = worker.policy
         eligible = self._eligible.get(policy, {})
-        if not worker.blocked_by:
+        is_blocked = bool(worker.blocked_by)
+        if is_blocked and Reason.GONE not in worker.blocked_by:
+            self._blocked[worker.name] = worker
+        elif self._blocked.get(worker.name) is worker:
+            del self._blocked[worker.name]
+        if not is_blocked:
             eligible = self._eligible.setdefault(policy, eligible)
             eligible[worker.name] = worker
             free = self.free.setdefault(policy, FreeList())

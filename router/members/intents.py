@@ -46,6 +46,8 @@ class Intents:
         self._has_predecessor = False
         self._under_way: dict[str, str] = {}
         """Worker -> rid of the command that it was sent to do what it has not done."""
+        self._doubtful: dict[str, MemberRecord] = {}
+        """Workers that may not follow the intent: it has changed since they did, or their state."""
 
     def problem_of(self, hello: Hello) -> str:
         """Why a store cannot be this fleet's; empty if it can."""
@@ -90,8 +92,14 @@ class Intents:
 
     def heard(self, member: MemberRecord, heartbeat: Heartbeat) -> None:
         """A heartbeat came: send the intent again if the member has an older one."""
+        if heartbeat.state != member.heartbeat.state and member.role == "worker":
+            self._doubtful[member.name] = member
         if heartbeat.intent != self._context.intent.stamp:
             self.tell(member)
+
+    def lost(self, member: MemberRecord) -> None:
+        """Its lease is over."""
+        self._doubtful.pop(member.name, None)
 
     def outranked(self) -> None:
         """This router's epoch was raised: what it was asked for stays the latest."""
@@ -138,8 +146,10 @@ class Intents:
         if not context.intent.fleet and self._age_s(now) >= NAMELESS_S:
             self._named(context.instance, "router")
             self._changed(now)
-        for worker in context.members.workers():
-            if worker.retry_pause_at <= now and worker.state == "live":
+        for worker in list(self._doubtful.values()):
+            if self._follows(worker):
+                del self._doubtful[worker.name]
+            elif worker.retry_pause_at <= now and worker.state == "live":
                 self._keep_to_it(worker, now)
 
     def _is_new_fleet(self, now: float) -> bool:
@@ -153,10 +163,13 @@ class Intents:
         started_at = self._context.started_at
         return 0.0 if started_at is None else now - started_at
 
+    def _follows(self, worker: MemberRecord) -> bool:
+        wanted = self._context.intent.pause_of(worker.name)
+        return bool(wanted) == (worker.heartbeat.state == "paused")
+
     def _keep_to_it(self, worker: MemberRecord, now: float) -> None:
         wanted, state = self._context.intent.pause_of(worker.name), worker.heartbeat.state
-        is_done = bool(wanted) == (state == "paused")
-        if is_done or state not in ("ready", "paused") or worker.name in self._under_way:
+        if state not in ("ready", "paused") or worker.name in self._under_way:
             return
         facts, kind = worker.hello.worker, "pause" if wanted else "resume"
         if facts is None or kind not in facts.capabilities:
@@ -203,6 +216,7 @@ class Intents:
         self._under_way.clear()
         for worker in self._context.members.workers():
             worker.retry_pause_at = now + RETRY_S
+            self._doubtful[worker.name] = worker
         self._context.has_member_news = True
         self._judge_all()
 

@@ -139,11 +139,12 @@ class Membership:
             or Reason.CUT_OFF in member.blocked_by
         )
         member.note_outbox(heartbeat, before=member.heartbeat.seq)
+        context.members.note_load(member)
         member.heartbeat, member.heartbeat_at = heartbeat, now
         if has_changed:
             member.advance("beat")
             self._judge(member)
-        member.expires_at = now + context.settings.leases.lease_s
+        context.members.renew(member, now + context.settings.leases.lease_s)
         is_behind = not member.knows_outbox
         lease = Lease(context.router_epoch, context.instance, heartbeat.seq, is_behind)
         context.to_member(member, "lease", pack(lease))
@@ -212,7 +213,7 @@ class Membership:
             # We were frozen, not they: judge nobody before they could speak again.
             context.count("own_pauses")
             for member in context.members:
-                member.expires_at = max(member.expires_at, now + OWN_PAUSE_GRACE_S)
+                context.members.renew(member, max(member.expires_at, now + OWN_PAUSE_GRACE_S))
             latest_s = context.settings.client_grace_s - OWN_PAUSE_GRACE_S
             for client in context.clients:
                 client.seen_at = max(client.seen_at, now - latest_s)
@@ -281,7 +282,7 @@ class Membership:
             return
         if known is not None and known.epoch == hello.epoch:
             known.advance("hello")
-            known.expires_at = expires_at
+            context.members.renew(known, expires_at)
             old = context.members.rebind(known, peer)
             if old != peer:
                 context.out.forget(old)
@@ -330,6 +331,7 @@ class Membership:
     def _lose(self, member: MemberRecord, event: str, reason: str, now: float) -> None:
         member.advance(event)
         self._context.eligibility.block(member, Reason.GONE)
+        self._intents.lost(member)
         self._on_lost(member, reason, now)
         if member.role == "worker":
             self._context.expected.lost(member.name, member.policy, reason, now)

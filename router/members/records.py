@@ -1,18 +1,22 @@
 """Workers and stores as the router sees them: their records, leases and life cycle."""
 
 import enum
+import math
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
 from typing import Literal, NamedTuple, Self
 
 from rolloutbus.bus.actor.effects import next_state
 from rolloutbus.bus.membership.outbox import MAX_NEWS
 from rolloutbus.bus.wire.entry import AttemptKey, Peer, RequestId
-from rolloutbus.bus.wire.messages.membership import Heartbeat, Hello, Member
+from rolloutbus.bus.wire.messages.membership import Heartbeat, Hello, Member, Role
 
 TERMS = 10
 """A worker that was lost is expected back for so many lease terms."""
 MAX_LOST = 1000
 """More lost workers than this are not remembered; the oldest go first."""
+SMALL_OUTBOX = 256
+"""Members with fewer endings than that, of all clients together, are not laden."""
 LEFT = frozenset({"shutdown", "left"})
 """Farewells of workers that do not come back by themselves."""
 
@@ -134,64 +138,87 @@ SHOWN = {Reason.BEHIND: "stale", Reason.PAUSED: "paused", Reason.TRIPPED: "tripp
 """Reasons that show instead of the worker's own state, the first one first."""
 
 
-class MemberRecord:
-    """One lease of one worker or store."""
+NO_HEARTBEAT = Heartbeat(seq=-1, state="starting")
+"""What is known of a member before its first one."""
 
-    def __init__(self, peer: Peer, hello: Hello, expires_at: float) -> None:
-        self.peer = peer
-        self.hello = hello
-        self.name = hello.name
-        self.role = hello.role
-        self.policy = hello.worker.policy if hello.worker else ""
-        """Whose weights it serves; empty for a store."""
-        self.boot = hello.boot
-        self.epoch = hello.epoch
-        self.state: MemberState = "joining"
-        self.expires_at = expires_at
-        self.blocked_by = {Reason.JOINING}
-        """Why it gets no requests; empty if it does. `router.members.eligibility` writes it."""
-        self.heartbeat = Heartbeat(seq=-1, state="starting")
-        self.heartbeat_at = expires_at
-        self.version = 0
-        self.slots = slots = hello.worker.slots if hello.worker else 0
-        """Requests that its engine runs side by side."""
-        self.capacity = slots + slots // 4 + 1 if slots else 0
-        """Most requests at the worker: its slots and a small queue that hides the round trip."""
-        self.requests: set[str] = set()
-        """rids sent or running here."""
-        self.outstanding_cost = 0
-        """Estimated tokens of those; what placement balances."""
-        self.commands: set[str] = set()
-        """Member commands (sub-rids) sent and not ended."""
-        self.outbox: dict[AttemptKey, str] = {}
-        """(rid, attempt) -> client: endings that wait there for their client, by its heartbeats."""
-        self.kept: dict[AttemptKey, str] = {}
-        """(rid, attempt) -> group: those of `outbox` that are detached."""
-        self.knows_outbox = True
-        """No heartbeat that told of it was missed."""
-        self.backlog: dict[str, int] = {}
-        """Client -> bytes of its endings here, for those who have much."""
-        self.free_index = -1
-        self.is_catching_up = False
+
+@dataclass(slots=True, eq=False)
+class MemberRecord:
+    """One lease of one worker or store.
+
+    It has slots: when there are 1,000 of them, each has left the processor's cache before the next
+    message of its member comes, and a dictionary of attributes is more to fetch.
+    """
+
+    peer: Peer
+    hello: Hello
+    expires_at: float
+    name: str = field(init=False)
+    role: Role = field(init=False)
+    policy: str = field(init=False)
+    """Whose weights it serves; empty for a store."""
+    boot: str = field(init=False)
+    epoch: str = field(init=False)
+    state: MemberState = "joining"
+    blocked_by: set[Reason] = field(default_factory=lambda: {Reason.JOINING})
+    """Why it gets no requests; empty if it does. `router.members.eligibility` writes it."""
+    heartbeat: Heartbeat = NO_HEARTBEAT
+    heartbeat_at: float = field(init=False)
+    version: int = 0
+    slots: int = field(init=False)
+    """Requests that its engine runs side by side."""
+    capacity: int = field(init=False)
+    """Most requests at the worker: its slots and a small queue that hides the round trip."""
+    requests: set[str] = field(default_factory=set[str])
+    """rids sent or running here."""
+    outstanding_cost: int = 0
+    """Estimated tokens of those; what placement balances."""
+    commands: set[str] = field(default_factory=set[str])
+    """Member commands (sub-rids) sent and not ended."""
+    outbox: dict[AttemptKey, str] = field(default_factory=dict[AttemptKey, str])
+    """(rid, attempt) -> client: endings that wait there for their client, by its heartbeats."""
+    kept: dict[AttemptKey, str] = field(default_factory=dict[AttemptKey, str])
+    """(rid, attempt) -> group: those of `outbox` that are detached."""
+    knows_outbox: bool = True
+    """No heartbeat that told of it was missed."""
+    backlog: dict[str, int] = field(default_factory=dict[str, int])
+    """Client -> bytes of its endings here, for those who have much."""
+    free_index: int = -1
+    is_catching_up: bool = False
+    fleet: str = field(init=False)
+    """Whose weights it came with; empty: no fleet's, or those that an engine begins with."""
+    is_foreign: bool = False
+    """They are another fleet's, whose versions are not this one's."""
+    adapters: dict[str, int] = field(init=False)
+    """Name -> version: those that it has, as it said last."""
+    refused_adapters: set[tuple[str, int]] = field(default_factory=set[tuple[str, int]])
+    """(name, version) of those that it could not load."""
+    retry_adapters_at: float = 0.0
+    retry_pause_at: float = 0.0
+    retry_update_at: float = 0.0
+    marks: set[int] = field(default_factory=set[int])
+    """Of the beginnings of prompts that it has cached, or is expected to have soon."""
+    marks_expected: dict[int, None] = field(default_factory=dict[int, None])
+    """Those that it has not told of yet, the oldest first."""
+    prefixes_seq: int = 0
+    """Number of what it tells of them next."""
+    problem: str = ""
+    """Why the last weight update failed here; empty when it did not."""
+
+    def __post_init__(self) -> None:
+        hello, facts = self.hello, self.hello.worker
+        self.name, self.role, self.boot, self.epoch = (
+            hello.name,
+            hello.role,
+            hello.boot,
+            hello.epoch,
+        )
+        self.heartbeat_at = self.expires_at
         self.fleet = hello.intent.fleet if hello.intent else ""
-        """Whose weights it came with; empty: no fleet's, or those that an engine begins with."""
-        self.is_foreign = False
-        """They are another fleet's, whose versions are not this one's."""
-        self.adapters = dict(hello.worker.adapters) if hello.worker else {}
-        """Name -> version: those that it has, as it said last."""
-        self.refused_adapters: set[tuple[str, int]] = set()
-        """(name, version) of those that it could not load."""
-        self.retry_adapters_at = 0.0
-        self.retry_pause_at = 0.0
-        self.retry_update_at = 0.0
-        self.marks: set[int] = set()
-        """Of the beginnings of prompts that it has cached, or is expected to have soon."""
-        self.marks_expected: dict[int, None] = {}
-        """Those that it has not told of yet, the oldest first."""
-        self.prefixes_seq = 0
-        """Number of what it tells of them next."""
-        self.problem = ""
-        """Why the last weight update failed here; empty when it did not."""
+        self.policy = facts.policy if facts else ""
+        self.slots = slots = facts.slots if facts else 0
+        self.capacity = slots + slots // 4 + 1 if slots else 0
+        self.adapters = dict(facts.adapters) if facts else {}
 
     def advance(self, event: str) -> None:
         """Take a step of MEMBER_LIFE; LocalProtocolError if the event has no meaning now."""
@@ -229,6 +256,11 @@ class MemberRecord:
         self.backlog = {client: n_bytes for client, _, n_bytes in heartbeat.backlog}
 
     @property
+    def is_laden(self) -> bool:
+        """Whether so many endings wait here that their clients may have too many."""
+        return bool(self.backlog) or len(self.outbox) >= SMALL_OUTBOX
+
+    @property
     def is_fit(self) -> bool:
         """Whether it could serve, were it not set aside."""
         return self.blocked_by <= {Reason.SET_ASIDE}
@@ -257,11 +289,19 @@ class MemberRecord:
 
 
 class MemberTable:
-    """All live members, by name and by connection."""
+    """All live members, by name and by connection; the few that a tick has to look at.
+
+    A tick asks these tables 20 times a second: none of them looks at all members then.
+    """
 
     def __init__(self) -> None:
         self._by_name: dict[str, MemberRecord] = {}
         self._by_peer: dict[Peer, MemberRecord] = {}
+        self._workers: dict[str, MemberRecord] = {}
+        self._stores: dict[str, MemberRecord] = {}
+        self._laden: dict[str, MemberRecord] = {}
+        self._none_ends_before = math.inf
+        """No lease ends earlier."""
         self.named: Callable[[str], MemberRecord | None] = self._by_name.get
         """The member with this name; the dict's own method, asked for each ending."""
         self.at: Callable[[Peer], MemberRecord | None] = self._by_peer.get
@@ -271,20 +311,38 @@ class MemberTable:
 
     def workers(self, policy: str | None = None) -> list[MemberRecord]:
         """Workers, in the order they joined; of one policy if given."""
-        return [
-            member
-            for member in self._by_name.values()
-            if member.role == "worker" and (policy is None or member.policy == policy)
-        ]
+        workers = self._workers.values()
+        if policy is None:
+            return list(workers)
+        return [worker for worker in workers if worker.policy == policy]
 
     def store(self) -> MemberRecord | None:
         """The weight store, if one is here."""
-        return next((m for m in self._by_name.values() if m.role == "store"), None)
+        return next(iter(self._stores.values()), None)
+
+    def laden(self) -> list[MemberRecord]:
+        """Members where many endings wait for their clients."""
+        return list(self._laden.values())
 
     def add(self, record: MemberRecord) -> None:
         """Take a new lease into the table."""
         self._by_name[record.name] = record
         self._by_peer[record.peer] = record
+        of_role = self._workers if record.role == "worker" else self._stores
+        of_role[record.name] = record
+        self._none_ends_before = min(self._none_ends_before, record.expires_at)
+
+    def renew(self, record: MemberRecord, until: float) -> None:
+        """The lease ends then."""
+        record.expires_at = until
+        self._none_ends_before = min(self._none_ends_before, until)
+
+    def note_load(self, record: MemberRecord) -> None:
+        """A heartbeat told of the endings that wait at the member."""
+        if record.is_laden:
+            self._laden[record.name] = record
+        elif self._laden:
+            self._laden.pop(record.name, None)
 
     def rebind(self, record: MemberRecord, peer: Peer) -> Peer:
         """The same lease on a fresh connection; returns the old one."""
@@ -297,10 +355,15 @@ class MemberTable:
     def remove(self, record: MemberRecord) -> None:
         """The lease is over."""
         if self._by_name.get(record.name) is record:
-            del self._by_name[record.name]
+            for table in (self._by_name, self._workers, self._stores, self._laden):
+                table.pop(record.name, None)
         if self._by_peer.get(record.peer) is record:
             del self._by_peer[record.peer]
 
     def expired(self, now: float) -> list[MemberRecord]:
         """Members whose lease has run out."""
-        return [member for member in self._by_name.values() if member.expires_at <= now]
+        if now < self._none_ends_before:
+            return []
+        members = self._by_name.values()
+        self._none_ends_before = min((each.expires_at for each in members), default=math.inf)
+        return [member for member in members if member.expires_at <= now]

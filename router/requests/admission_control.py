@@ -13,6 +13,7 @@ from rolloutbus.bus.wire.validation import MAX_COST, check_placement, check_rid
 from rolloutbus.bus.wire.versions import VersionRule, parse_versions
 from rolloutbus.router.context import Context, check_deadline, refusal
 from rolloutbus.router.members.clients import ClientRecord
+from rolloutbus.router.members.records import SMALL_OUTBOX
 from rolloutbus.router.requests.lane import Lane
 from rolloutbus.router.requests.record import Request
 from rolloutbus.router.requests.table import RequestTable
@@ -22,8 +23,6 @@ MAX_BYTES = 512 << 20
 """Of one client, at all workers together."""
 MAX_NAMES = 2
 """A principal may have so many times that, under all its names."""
-SMALL = 256
-"""Workers with fewer endings than that, of all clients together, are not counted."""
 RETRY_MS = 1000
 
 
@@ -47,15 +46,15 @@ class Backlogs:
 
     def tick(self) -> None:
         """Look at what the workers said last."""
-        n_endings, n_bytes = Counter[str](), Counter[str]()
-        for worker in self._context.members:
-            if len(worker.outbox) >= SMALL:
-                n_endings.update(worker.outbox.values())
-            if worker.backlog:
-                n_bytes.update(worker.backlog)
-        if not n_endings and not n_bytes:
+        laden = self._context.members.laden()
+        if not laden:
             self._clients, self._principals = {}, {}
             return
+        n_endings, n_bytes = Counter[str](), Counter[str]()
+        for member in laden:
+            if len(member.outbox) >= SMALL_OUTBOX:
+                n_endings.update(member.outbox.values())
+            n_bytes.update(member.backlog)
         self._clients = _too_much(n_endings, n_bytes, 1, "this client")
         named = self._context.clients.named
         of_principals = Counter[str](), Counter[str]()

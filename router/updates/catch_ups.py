@@ -131,7 +131,7 @@ class CatchUps:
         committed = context.committed
         behind = [
             worker
-            for worker in context.members.workers()
+            for worker in context.eligibility.blocked()  # both are reasons to give it no requests
             if worker.version < committed.get(worker.policy, 0)
             # Before the first publication there is nothing that could mend it.
             or (worker.heartbeat.state == "torn" and worker.policy in committed)

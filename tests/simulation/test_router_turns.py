@@ -110,7 +110,7 @@ def _unfair(world: World, router: Router) -> Repeat:
 
 @pytest.mark.simulation
 def test_a_core_without_a_protection_differs_where_it_was_needed() -> None:
-    world, scribes = run(8)
+    world, scribes = run(2)
     players = [played(scribe, partial(_unfair, world)) for scribe in scribes]
     firsts = [player.first for player in players if player.first is not None]
     assert firsts

@@ -10,7 +10,7 @@ from rolloutbus.bus.wire.messages.endings import Problem
 from rolloutbus.bus.wire.messages.generation import Generate, SamplingParams
 from rolloutbus.bus.wire.messages.weights import Settled
 from rolloutbus.router.events import Returned
-from rolloutbus.router.members.records import Reason
+from rolloutbus.router.members.records import MemberRecord, Reason
 from tests.unit.router.harness import Bus, SimWorker
 from tests.unit.router.update_steps import prepare, publish
 
@@ -185,6 +185,16 @@ class _Steps:
         names = [f"worker:{each.name}" for each in self.workers]
         return self.rng.choice(["fleet", *names])
 
+    def kept_out(self) -> list[str]:
+        """Names of the live workers that have a reason."""
+        workers = self.bus.core.context.members.workers()
+        return sorted(w.name for w in workers if w.blocked_by and Reason.GONE not in w.blocked_by)
+
+    def blocked(self) -> list[MemberRecord]:
+        """The router's own table of them."""
+        blocked = self.bus.core.context.eligibility.blocked()
+        return sorted(blocked, key=lambda each: each.name)
+
     def stuck(self) -> list[str]:
         """Requests that wait though a worker could take them."""
         context = self.bus.core.context
@@ -210,6 +220,7 @@ def test_nothing_waits_while_a_worker_that_may_serve_it_has_room(rng: random.Ran
             steps.step()
             steps.bus.advance(0.25)
             assert steps.stuck() == [], steps.log
+            assert steps.kept_out() == [each.name for each in steps.blocked()], steps.log
 
 
 def test_only_what_blocks_a_worker_keeps_it_from_the_tables(rng: random.Random) -> None:

@@ -2,6 +2,7 @@
 
 import pytest
 
+from rolloutbus.bus.settings import LeaseSettings
 from rolloutbus.bus.wire.codec import pack
 from rolloutbus.bus.wire.entry import Entry
 from rolloutbus.bus.wire.messages.membership import (
@@ -72,6 +73,38 @@ def test_every_heartbeat_is_answered_with_its_number() -> None:
     lease = client.take_body("lease")
     assert isinstance(lease, Lease)
     assert lease.seq == 41
+
+
+def test_a_short_lease_is_no_longer_after_the_routers_own_pause() -> None:
+    """The grace of that pause is longer than this lease; a heartbeat after it begins a lease."""
+    leases = LeaseSettings(heartbeat_s=0.1, lease_s=1.0, holder_s=0.8, silence_s=0.3)
+    bus = Bus(leases=leases)
+    worker = bus.worker()
+    bus.freeze(1.5)
+    bus.apply(bus.core.handle(Ticked(), bus.now))
+    worker.heartbeat()
+    worker.is_alive = False
+    bus.advance(0.75)
+    assert any(bus.core.context.members)
+    bus.advance(0.25)
+    assert not any(bus.core.context.members)
+
+
+def test_leases_that_begin_at_different_times_end_at_their_own() -> None:
+    bus = Bus()
+    members = bus.core.context.members
+    ends_at: dict[str, float] = {}
+    for number in range(4):
+        bus.worker(f"w{number}").is_alive = False
+        ends_at[f"w{number}"] = bus.now + 3
+        bus.advance(0.5)
+    while any(members):
+        assert {each.name for each in members.workers()} == {
+            name for name, at in ends_at.items() if at > bus.now
+        }
+        assert members.expired(bus.now + 9) == list(members)  # who asks changes nothing
+        bus.advance(0.25)
+    assert bus.now == pytest.approx(max(ends_at.values()))
 
 
 def test_lease_ends_three_seconds_after_the_last_heartbeat() -> None:

@@ -100,6 +100,32 @@ def test_exact_version_goes_only_to_workers_that_have_it() -> None:
     assert counts == Counter({1: 0, 2: 3, 3: 0})
 
 
+@pytest.mark.parametrize("n_old", [0, 8, 40])
+def test_load_is_spread_among_those_that_have_the_weights(n_old: int, seed: int) -> None:
+    """Whether most workers have them or few."""
+    bus = Bus(seed=seed)
+    old = [bus.worker(f"old{number}", slots=100, version=1) for number in range(n_old)]
+    new = [bus.worker(f"new{number}", slots=100, version=2) for number in range(8)]
+    client = bus.client()
+    for _ in range(80):
+        client.generate("min:2", cost=100)
+    loads = [len(_generates(worker)) for worker in new]
+    assert sum(loads) == 80
+    assert max(loads) <= 20
+    assert [_generates(worker) for worker in old] == [[]] * n_old
+
+
+def test_the_one_worker_among_many_that_has_the_weights_is_found(seed: int) -> None:
+    bus = Bus(seed=seed)
+    for number in range(60):
+        bus.worker(f"old{number}", version=1)
+    new = bus.worker("new", slots=8, version=2)
+    client = bus.client()
+    for _ in range(5):
+        client.generate("exact:2")
+    assert len(_generates(new)) == 5
+
+
 @pytest.mark.parametrize("versions", ["any", "latest", "min:0"])
 def test_a_worker_is_told_the_priority_whatever_versions_will_do(versions: str) -> None:
     bus = Bus()
