@@ -23,7 +23,7 @@ KeepText = Annotated[
     bool,
     typer.Option(
         "--text",
-        help="sglang: keep its tokenizer, for stop strings, grammars, `min_new_tokens` and images.",
+        help="sglang: keep its tokenizer, for grammars, images and `rerank`.",
     ),
 ]
 MORE_HELP = """
