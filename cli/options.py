@@ -194,6 +194,15 @@ SaveTargets = Annotated[
 ProfileDir = Annotated[
     str, typer.Option(metavar="DIR", help="Let start_profile write into this directory.")
 ]
+StartTimeout = Annotated[
+    float,
+    typer.Option(
+        "--start-timeout",
+        metavar="SECONDS",
+        min=1.0,
+        help="How long an engine may take to be built: large models, slow disks.",
+    ),
+]
 RunDir = Annotated[
     str, typer.Option(metavar="DIR", help="For sockets and logs. Default: a temporary one.")
 ]
