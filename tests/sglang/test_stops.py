@@ -10,7 +10,7 @@ from rolloutbus.errors import EngineFailed
 from tests.integration.live_fleet import Streamed
 from tests.sglang.conftest import DEADLINE_S
 from tests.sglang.models import EOS, FIRST_BYTE, byte_tokenizer
-from tests.sglang.test_sampling import (
+from tests.sglang.single_requests import (
     Case,
     a_stop_text,
     assert_same,
