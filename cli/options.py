@@ -23,7 +23,7 @@ KeepText = Annotated[
     bool,
     typer.Option(
         "--text",
-        help="sglang: keep its tokenizer, for stop strings, grammars, `min_new_tokens` and images.",
+        help="sglang: keep its tokenizer, for grammars, images and `rerank`.",
     ),
 ]
 MORE_HELP = """
@@ -193,6 +193,15 @@ SaveTargets = Annotated[
 ]
 ProfileDir = Annotated[
     str, typer.Option(metavar="DIR", help="Let start_profile write into this directory.")
+]
+StartTimeout = Annotated[
+    float,
+    typer.Option(
+        "--start-timeout",
+        metavar="SECONDS",
+        min=1.0,
+        help="How long an engine may take to be built: large models, slow disks.",
+    ),
 ]
 RunDir = Annotated[
     str, typer.Option(metavar="DIR", help="For sockets and logs. Default: a temporary one.")

@@ -23,14 +23,15 @@ WANT_FEATURES = (
 
 NOTHING_LOST: Mapping[str, str] = MappingProxyType({})
 
+_TOKENIZER = "an engine of a model has it, with the model's tokenizer.json"
 _TEXT = "an sglang engine has it with `text`"
 _GRAMMAR = f"{_TEXT}, a transformers engine with `pip install 'rolloutbus[grammar]'`"
 _LORA = "an sglang engine has it with `enable_lora`"
 _HINTS: Mapping[str, str] = {
     "seed": "an sglang engine has it with the argument `enable_deterministic_inference`",
-    "min_new_tokens": _TEXT,
-    "stop": _TEXT,
-    "stop_regex": _TEXT,
+    "min_new_tokens": "an sglang engine has it without speculative decoding",
+    "stop": _TOKENIZER,
+    "stop_regex": _TOKENIZER,
     "json_schema": _GRAMMAR,
     "regex": _GRAMMAR,
     "ebnf": _GRAMMAR,

@@ -17,6 +17,9 @@ from rolloutbus.bus.transport.endpoints import (
 from rolloutbus.bus.wire.errors import SettingsError
 from rolloutbus.bus.wire.validation import check_name
 
+START_TIMEOUT_S = 600.0
+"""For an engine: a large model takes minutes to be read."""
+
 
 class StreamSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """How often tokens are published."""
@@ -40,7 +43,7 @@ class HostSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Work runs, but the step counter stands still; or the host sends nothing at all."""
     phase_s: float = 300.0
     """The same while weights or memory are moved, which may take long and stop the steps."""
-    start_timeout_s: float = 600.0
+    start_timeout_s: float = START_TIMEOUT_S
     """From the start of the process until the engine is ready."""
     max_crashes: int = 5
     """More within `crash_window_s`, or more starts in a row that fail, and the worker gives up."""

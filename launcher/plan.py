@@ -27,7 +27,7 @@ from rolloutbus.bus.security.zmq_curve import new_key_pair
 from rolloutbus.bus.transport.endpoints import bracketed, is_local, port_of, split_key
 from rolloutbus.bus.wire.errors import SettingsError
 from rolloutbus.engine_worker.engines.sglang.settings import first_gpu, named
-from rolloutbus.engine_worker.settings import WorkerSettings
+from rolloutbus.engine_worker.settings import START_TIMEOUT_S, HostSettings, WorkerSettings
 from rolloutbus.gateway.settings import GatewaySettings
 from rolloutbus.launcher.journaled_router import JournaledRouterSettings
 from rolloutbus.launcher.run_dir import RunDirectory
@@ -400,7 +400,7 @@ class FleetPlan:
             engine_options=engine_options(self._settings, len(self.places)),
             lease=self._settings.lease,
             security=self._security(name),
-            host=self._settings.host,
+            host=_host_settings(self._settings),
             exit_with_parent=True,
         )
 
@@ -525,3 +525,12 @@ def private_dir(path: Path) -> Path:
     path.mkdir(mode=0o700, parents=True, exist_ok=True)
     path.chmod(0o700)
     return path
+
+
+def _host_settings(settings: FleetSettings) -> HostSettings:
+    """When an engine host counts as dead; a start may take as long as the fleet waits for it."""
+    host = settings.host
+    if host.start_timeout_s != START_TIMEOUT_S:
+        return host
+    patience_s = max(host.start_timeout_s, settings.start_timeout_s)
+    return msgspec.structs.replace(host, start_timeout_s=patience_s)

@@ -19,7 +19,7 @@ from rolloutbus.bus.wire.limits import MAX_MEMBERS
 from rolloutbus.engine_worker.engines.fake.settings import FakeSettings
 from rolloutbus.engine_worker.engines.sglang.settings import SglangSettings, n_gpus, named
 from rolloutbus.engine_worker.engines.transformers.settings import TransformersSettings
-from rolloutbus.engine_worker.settings import HostSettings
+from rolloutbus.engine_worker.settings import START_TIMEOUT_S, HostSettings
 from rolloutbus.gateway.settings import GatewaySettings
 from rolloutbus.launcher.engine_python import find_python
 from rolloutbus.launcher.on_ray.launcher import RayLauncher
@@ -134,8 +134,10 @@ class FleetSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
     lease: LeaseSettings = msgspec.field(default_factory=LeaseSettings)
     host: HostSettings = msgspec.field(default_factory=HostSettings)
     """When an engine host counts as dead, and how often it may die."""
-    start_timeout_s: float = 600.0
-    """Until every worker has built its engine and joined; then, until the gateway serves."""
+    start_timeout_s: float = START_TIMEOUT_S
+    """Until every worker has built its engine and joined; then, until the gateway serves. One that
+    is started again gets as long, unless `host.start_timeout_s` says otherwise, and 600 s at least.
+    """
     secure: str | os.PathLike[str] | None = None
     """A directory of keys, made if missing: every link is encrypted, over TCP, and only keys of
     its allow-list may connect. None: no keys, this machine only."""

@@ -25,6 +25,7 @@ from rolloutbus.cli.options import (
     RouterJournal,
     SaveTargets,
     SessionsPerSlot,
+    StartTimeout,
     TensorParallel,
     WeightsRoot,
     example,
@@ -35,7 +36,7 @@ from rolloutbus.cli.options import engine_options as told_options
 from rolloutbus.cli.progress import is_shown
 from rolloutbus.cli.terminal import checked
 from rolloutbus.cli.verbs import Verbs
-from rolloutbus.engine_worker.settings import WorkerSettings
+from rolloutbus.engine_worker.settings import START_TIMEOUT_S, HostSettings, WorkerSettings
 from rolloutbus.launcher.journaled_router import JournaledRouterSettings
 from rolloutbus.launcher.plan import environment
 from rolloutbus.launcher.settings import EngineKind, FleetSettings, absolute_targets, engine_options
@@ -234,6 +235,7 @@ def worker(
             "Ctrl-C, does not wait.",
         ),
     ] = DRAIN_S,
+    start_timeout: StartTimeout = START_TIMEOUT_S,
     key: KeyFile = "",
     allow_list: AllowFile = "",
     quiet: OnlyJson = False,
@@ -257,6 +259,7 @@ def worker(
             drain_s=drain,
             engine=engine,
             engine_options=engine_options(alone),
+            host=HostSettings(start_timeout_s=start_timeout),
             security=_security(key, allow_list),
         )
 

@@ -30,6 +30,7 @@ from rolloutbus.cli.options import (
     RunDir,
     SaveTargets,
     SessionsPerSlot,
+    StartTimeout,
     TensorParallel,
     WeightsDir,
     WithTap,
@@ -42,6 +43,7 @@ from rolloutbus.cli.options import (
 from rolloutbus.cli.progress import CLEAR, in_words, is_shown, waiting
 from rolloutbus.cli.terminal import ExitStatus, by_name, checked, connected, print_json, run
 from rolloutbus.cli.verbs import Verbs
+from rolloutbus.engine_worker.settings import START_TIMEOUT_S
 from rolloutbus.launcher.fleet import Fleet, up
 from rolloutbus.launcher.settings import EngineKind, Transport, UpOptions
 
@@ -107,6 +109,7 @@ def up_command(
     secure: KeysDir = "",
     dead_letters: DeadLetters = "",
     sessions_per_slot: SessionsPerSlot = 2.0,
+    start_timeout: StartTimeout = START_TIMEOUT_S,
     standby: Annotated[
         bool,
         typer.Option(
@@ -159,6 +162,7 @@ def up_command(
         secure=secure or None,
         dead_letters=dead_letters,
         sessions_per_slot=sessions_per_slot,
+        start_timeout_s=start_timeout,
         standby=standby,
         tap=tap,
         journal=journal,

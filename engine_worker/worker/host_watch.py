@@ -96,7 +96,11 @@ class HostWatch:
         patience_s = self._settings.phase_s if in_phase else self._settings.wedged_s
         if not self._is_ready:
             if now - self._started_at > self._settings.start_timeout_s:
-                self._verdict = "the engine was not ready in time"
+                limit_s = self._settings.start_timeout_s
+                self._verdict = (
+                    f"the engine was not ready within {limit_s:g} s; if it needs longer, raise "
+                    "start_timeout_s (--start-timeout)"
+                )
         elif now - self._heard_at > patience_s:
             self._verdict = "the engine host does not answer"
         elif now - self._moved_at > patience_s:

@@ -84,8 +84,8 @@ CORNERS = {
     r"|gateway/server\.py"
     r"|(examples|tests|benchmarks)/.*",
     "xgrammar": r"engine_worker/engines/transformers/grammars\.py",
-    "regex": r"engine_worker/engines/transformers/texts\.py",
-    "tokenizers": r"engine_worker/engines/transformers/texts\.py"
+    "regex": r"engine_worker/engines/shared/texts\.py",
+    "tokenizers": r"engine_worker/engines/shared/texts\.py"
     r"|(trainer_adapter|examples|tests|benchmarks)/.*",
     "safetensors": r"engine_worker/(engines|weights)/.*|(trainer_adapter|examples|tests)/.*",
     "accelerate": r"engine_worker/engines/.*|trainer_adapter/frameworks/trl/.*",

@@ -9,11 +9,15 @@ import numpy as np
 import pytest
 import pytest_asyncio
 
+import rolloutbus
 from rolloutbus import Fleet, RolloutClient, SamplingParams, WeightPublisher
+from rolloutbus.errors import FleetCommandFailed
+from rolloutbus.launcher.fleet import command_of
 from tests.integration.live_fleet import Streamed
 from tests.integration.reference import Reference
 from tests.sglang.conftest import DEADLINE_S
-from tests.sglang.processes import scheduler_pids
+from tests.sglang.fleets import fleet_of
+from tests.sglang.processes import SCHEDULER, scheduler_pids
 
 pytestmark = [pytest.mark.timeout(900), pytest.mark.asyncio(loop_scope="session")]
 
@@ -21,6 +25,8 @@ N_REQUESTS, N_BEFORE, N_TOKENS = 16, 30, 800
 PROMPTS = [[3 + i, 10, 20 + i, 7] for i in range(N_REQUESTS)]
 GREEDY = SamplingParams(max_new_tokens=N_TOKENS, temperature=0.0, ignore_eos=True)
 TOLERANCE = 1e-4
+CALL_S = 20.0
+"""No control call takes so long, also on a busy machine, unless its engine is stuck."""
 RESTART_S = 400.0
 """An engine starts within this time on a busy machine."""
 
@@ -74,3 +80,28 @@ async def test_requests_outlive_the_death_of_a_scheduler_with_the_weights_they_h
     print(f"{n_struck} of {N_REQUESTS} requests were struck")
     assert n_struck
     assert scheduler_pids(fleet) != [scheduler]
+
+
+@pytest.mark.shows("timeout of an engine's call", "teardown")
+async def test_an_engine_that_does_not_answer_a_call_in_time_is_replaced_and_none_is_left(
+    llama: Path, *, is_exhaustive: bool
+) -> None:
+    if not is_exhaustive:
+        pytest.skip("two engines have to start: `make nightly`, or --exhaustive")
+    options = fleet_of(llama)
+    assert "engine_options" in options
+    options["engine_options"] = {**options["engine_options"], "control_timeout_s": CALL_S}
+    async with rolloutbus.up(**options) as fleet, rolloutbus.connect(fleet.address) as client:
+        [stuck] = scheduler_pids(fleet)
+        os.kill(stuck, signal.SIGSTOP)
+        with pytest.raises(FleetCommandFailed, match="w0"):
+            await client.flush_cache(deadline_s=2 * CALL_S)
+
+        one = SamplingParams(max_new_tokens=1)
+        await client.generate(PROMPTS[0], one, deadline_s=RESTART_S)
+        [scheduler] = scheduler_pids(fleet)
+        assert scheduler != stuck
+        log = (fleet.run_dir / "logs" / "w0.log").read_text(encoding="utf-8")
+        assert f"no answer to flush_cache after {CALL_S:g} s" in log
+    for pid in (stuck, scheduler):
+        assert not command_of(pid)[:1] or not command_of(pid)[0].startswith(SCHEDULER)

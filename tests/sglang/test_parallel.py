@@ -24,6 +24,7 @@ from tests.sglang.conftest import DEADLINE_S, KEEPING
 from tests.sglang.fleets import fleet_of
 from tests.sglang.models import ENDLESS, VOCAB_SIZE, save_model
 from tests.sglang.processes import scheduler_pids
+from tests.sglang.single_requests import Case, assert_same, resumed, run
 from tests.sglang.training import (
     MODES,
     N_TOKENS,
@@ -110,6 +111,7 @@ async def running(split: str, tmp_path_factory: pytest.TempPathFactory) -> Async
                 publisher.forget()
 
 
+@pytest.mark.shows("tp_size", "pp_size", "dp_size", "ep_size")
 async def test_every_scheduler_is_there_and_told_of(running: Running) -> None:
     assert len(scheduler_pids(running.fleet)) == N_SCHEDULERS
     facts = await running.client.facts()
@@ -204,6 +206,20 @@ async def test_a_pause_an_update_and_an_abort_reach_all(running: Running) -> Non
         rollout = await streamed.cut()
         assert [run for run, _ in rollout.version_runs][-1] == version
         assert_true(trainer.reference, [(prompt, rollout)])
+
+
+async def test_all_schedulers_end_a_request_at_its_stop_text(running: Running) -> None:
+    favourite = {300: 100.0}
+    stopping = SamplingParams(
+        max_new_tokens=20, temperature=0.0, logit_bias=favourite, stop=["<t300>" * 3]
+    )
+    case = Case(PROMPTS[0], stopping)
+    whole = await run(running.client, case)
+    assert (whole.tokens.tolist(), whole.finish_reason) == ([300] * 3, "stop")
+    for _ in range(N_SCHEDULERS):
+        assert_same(await run(running.client, case), whole)
+    for n_kept in (1, 3):
+        assert_same(await resumed(running.client, case, whole, n_kept), whole)
 
 
 async def test_caches_are_flushed_and_memory_sleeps_everywhere(running: Running) -> None:

@@ -21,12 +21,14 @@ TOLERANCE = 1e-4
 MAX_CONTEXT = 256
 USABLE = MAX_CONTEXT - 6
 """SGLang keeps some for itself."""
+AT_ONCE = 16
+"""Tokens of prompts that the engine computes in a step, unless one alone has more."""
 PROMPTS = [[3 + i, 10, 20 + i, 7, 100 + i] for i in range(8)]
 GREEDY = SamplingParams(max_new_tokens=32, temperature=0.0, ignore_eos=True)
 
 
 def described(model: Path) -> UpOptions:
-    options = fleet_of(model)
+    options = fleet_of(model, max_prefill_tokens=AT_ONCE)
     assert "engine_options" in options
     engine = {**options["engine_options"], "max_context": MAX_CONTEXT}
     return {**options, "engine_options": engine}
@@ -41,10 +43,12 @@ async def client(qwen2: Path) -> AsyncIterator[RolloutClient]:
         yield connected
 
 
+@pytest.mark.shows("max_num_batched_tokens")
 async def test_greedy_tokens_and_logprobs_are_those_of_a_plain_forward_pass(
     client: RolloutClient, qwen2: Path
 ) -> None:
     reference = Reference(qwen2)
+    assert sum(map(len, PROMPTS)) > AT_ONCE
 
     rollouts = await client.generate_batch(PROMPTS, GREEDY, deadline_s=DEADLINE_S)
 

@@ -6,9 +6,9 @@ The transformers engine is the second opinion: the same model, the same rules, w
 import asyncio
 import json
 import re
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple, cast
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -17,11 +17,10 @@ import pytest_asyncio
 
 import rolloutbus
 from rolloutbus import Fleet, Grammar, OpenAIClient, Rollout, RolloutClient, SamplingParams, Want
-from rolloutbus.bus.wire.messages.generation import Generate, GrammarKind, Prefix, Processor
+from rolloutbus.bus.wire.messages.generation import GrammarKind, Processor
 from rolloutbus.errors import EngineFailed, Refused
 from rolloutbus.trainer_adapter.client import logit_processors
-from rolloutbus.trainer_adapter.client.asks import GenerateOptions, ask_of
-from rolloutbus.trainer_adapter.client.core.requests import Ask
+from rolloutbus.trainer_adapter.client.asks import GenerateOptions
 from rolloutbus.trainer_adapter.client.core.settings import ClientSettings
 from rolloutbus.trainer_adapter.client.logit_processors import (
     ActionMaskProcessor,
@@ -38,23 +37,23 @@ from tests.sglang.conftest import DEADLINE_S
 from tests.sglang.fleets import fleet_of
 from tests.sglang.models import EOS, VOCAB_SIZE, byte_tokenizer
 from tests.sglang.reference import SameWeights
+from tests.sglang.single_requests import (
+    GREEDY,
+    PROMPT,
+    TOLERANCE,
+    Case,
+    a_stop_text,
+    assert_same,
+    resumed,
+    run,
+    text_of,
+)
 
 pytestmark = [pytest.mark.timeout(240), pytest.mark.asyncio(loop_scope="session")]
 
-TOLERANCE = 1e-4
-GREEDY = SamplingParams(max_new_tokens=12, temperature=0.0, ignore_eos=True)
-PROMPT = [70, 71, 72]
 LOW, HIGH = list(range(100, 140)), list(range(400))
 OPERATORS = {"no_repeats": "tests.own_processors:no_repeats"}
 """Processors that both engines were started with."""
-
-
-class Case(NamedTuple):
-    """One request."""
-
-    prompt: Sequence[int]
-    sampling: SamplingParams
-    options: GenerateOptions = {}  # noqa: RUF012 - never changed
 
 
 CASES: Mapping[str, Case] = {
@@ -131,31 +130,6 @@ async def other(llama: Path) -> AsyncIterator[RolloutClient]:
         client = await connected(fleet, "opinion")
         yield client
         await client.__aexit__(None, None, None)
-
-
-async def run(client: RolloutClient, case: Case) -> Rollout:
-    options: GenerateOptions = {**case.options, "deadline_s": DEADLINE_S}
-    return await client.generate(case.prompt, case.sampling, **options)
-
-
-async def resumed(client: RolloutClient, case: Case, first: Rollout, n_kept: int) -> Rollout:
-    """The case again, as another worker would go on with it after `n_kept` tokens."""
-    ask = ask_of(case.prompt, case.sampling, **case.options)
-    assert isinstance(ask.body, Generate)
-    columns = (first.tokens, first.logprobs, first.behaviour_logprobs)
-    tokens, logprobs, behaviour = (column[:n_kept].tobytes() for column in columns)
-    prefix = Prefix(tokens, logprobs, [(0, n_kept)], behaviour)
-    body = msgspec.structs.replace(ask.body, prefix=prefix)
-    result = await client.connection.ask(Ask("generate", body, place=ask.place), DEADLINE_S)
-    assert isinstance(result, Rollout)
-    assert result.n_resumed == n_kept
-    return result
-
-
-def assert_same(one: Rollout, two: Rollout, what: str = "") -> None:
-    assert one.tokens.tolist() == two.tokens.tolist(), what
-    assert one.finish_reason == two.finish_reason, what
-    assert np.abs(one.logprobs - two.logprobs).max() < TOLERANCE, what
 
 
 async def test_mixed_rows_of_one_batch_give_what_each_gives_alone(sglang: RolloutClient) -> None:
@@ -382,21 +356,6 @@ async def test_a_stop_text_that_began_before_a_request_was_resumed_ends_it(
     _, case, whole = await a_stop_text(sglang)
     for n_kept in range(1, len(whole.tokens)):
         assert_same(await resumed(sglang, case, whole, n_kept), whole)
-
-
-def text_of(tokens: Sequence[int]) -> str:
-    return cast("Any", byte_tokenizer()).decode(list(tokens))
-
-
-async def a_stop_text(client: RolloutClient) -> tuple[str, Case, Rollout]:
-    """A text of two tokens, and how a request ends with it."""
-    free = await run(client, Case(PROMPT, msgspec.structs.replace(GREEDY, max_new_tokens=60)))
-    tokens = free.tokens.tolist()
-    pairs = (text_of(tokens[i : i + 2]) for i in range(2, len(tokens)))
-    text = next(pair for pair in pairs if pair.isascii() and len(pair) > 2)
-    sampling = msgspec.structs.replace(GREEDY, max_new_tokens=60, stop=[text])
-    case = Case(PROMPT, sampling)
-    return text, case, await run(client, case)
 
 
 GRAMMARS: dict[GrammarKind, str] = {

@@ -29,6 +29,7 @@ from rolloutbus.engine_worker.engine import (
 )
 from rolloutbus.engine_worker.engines.sglang.engine_thread import EngineThread
 from rolloutbus.engine_worker.engines.sglang.facts import (
+    OF_TEXT,
     Devices,
     abilities_of,
     facts_of,
@@ -54,8 +55,8 @@ from rolloutbus.engine_worker.engines.sglang.rendezvous import RendezvousPort
 from rolloutbus.engine_worker.engines.sglang.requests import (
     RequestTerms,
     Unfit,
+    end_of_kept,
     generate_request,
-    n_kept,
 )
 from rolloutbus.engine_worker.engines.sglang.schedulers.connection import Schedulers, TapListener
 from rolloutbus.engine_worker.engines.sglang.schedulers.wire import (
@@ -230,8 +231,9 @@ class SglangEngine:
         """See `Engine`. ValueError: a key is in use; it and what follows was not queued."""
         for each in work:
             live = self._live.add(each)
-            if n_kept(each) >= each.sampling.max_new_tokens:
-                self._live.end(live.rid, "length")
+            end = end_of_kept(each, self.facts)
+            if end is not None:
+                self._live.end(live.rid, end)
                 continue
             try:
                 self._reading.check_writes()
@@ -457,10 +459,12 @@ def _terms(
     arguments = engine.tokenizer_manager.server_args
     resolved = upstream.resolved_arguments(engine)
     able = hooks.remaining(features_of(settings, arguments, model, processors.names), lacks)
-    facts = replace(
-        facts_of(engine, settings, resolved, able, ready),
-        lost=hooks.lost(upstream.version(), lacks),
-    )
+    lost = hooks.lost(upstream.version(), lacks)
+    no_texts = next((each.no_texts for each in ready if each.no_texts), "")
+    if no_texts:
+        able -= OF_TEXT
+        lost = {**dict.fromkeys(OF_TEXT, no_texts), **lost}
+    facts = replace(facts_of(engine, settings, resolved, able, ready), lost=lost)
     return RequestTerms(
         facts=facts,
         processors=processors,

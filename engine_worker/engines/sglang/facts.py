@@ -21,10 +21,11 @@ from rolloutbus.engine_worker.engines.sglang.upstream.hooks import VERSION_CHECK
 from rolloutbus.engine_worker.engines.sglang.upstream.types import SglangHandle, SglangObject
 from rolloutbus.engine_worker.weights.torch_tensors import gpus_of
 
-ANY = frozenset({"logit_bias", "top_logprobs", "logprobs_of", "prompt_logprobs", "cached_tokens"})
+OF_TEXT = frozenset({"stop", "stop_regex"})
+"""Of models with a tokenizer; see `text_stops`."""
+ANY = OF_TEXT | {"logit_bias", "top_logprobs", "logprobs_of", "prompt_logprobs", "cached_tokens"}
 OF_OUR_ROWS = frozenset({"min_new_tokens", "sampling_mask"})
 """Done in the sampler, one token a step; see `row_processor`."""
-OF_TEXT = frozenset({"stop", "stop_regex"})
 OF_GRAMMARS = frozenset({"json_schema", "regex", "ebnf", "structural_tag"})
 OF_ONE_STAGE = OF_GRAMMARS | {
     *("image", "video", "audio", "routed_experts", "hidden_states_last", "hidden_states_full"),
@@ -151,7 +152,7 @@ def features_of(
         # With speculation a step has several tokens, and not always as many.
         found.add(VERSION_CHECK)
     if settings.text:
-        found |= OF_TEXT | _media_of(model)
+        found |= _media_of(model)
         if getattr(arguments, "grammar_backend", None) != "none" and upstream.has_xgrammar():
             found |= OF_GRAMMARS
     found |= {feature for name, feature in BY_ARGUMENT.items() if getattr(arguments, name, None)}

@@ -22,6 +22,7 @@ from rolloutbus.engine_worker.engines.shared.row_rules import (
     BROKEN_WEIGHTS,
     cannot_sample,
 )
+from rolloutbus.engine_worker.engines.shared.texts import TOO_SLOW
 
 WORDLESS = "a scheduler process of SGLang has ended without a word"
 ADVICE = "lower `mem_fraction_static`, `slots` or `max_context`"
@@ -258,6 +259,8 @@ def problem_of(message: str, status: int) -> Problem:
         return bad_request("media", text)
     if status == HTTPStatus.UNPROCESSABLE_ENTITY:
         return cannot_sample(text)
+    if status == HTTPStatus.REQUEST_TIMEOUT:
+        return TOO_SLOW
     if status == HTTPStatus.FAILED_DEPENDENCY:
         return BROKEN_ADAPTER if text == BROKEN_ADAPTER.message else BROKEN_WEIGHTS
     if status == HTTPStatus.REQUEST_ENTITY_TOO_LARGE:

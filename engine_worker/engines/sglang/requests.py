@@ -1,14 +1,13 @@
 """A piece of work as SGLang's generate request."""
 
 import random
-import re
 import struct
 from collections.abc import Callable
 from dataclasses import dataclass
 from zlib import crc32
 
 from rolloutbus.bus.wire.messages.endings import Problem, bad_request
-from rolloutbus.bus.wire.messages.generation import Grammar, SamplingParams
+from rolloutbus.bus.wire.messages.generation import FinishReason, Grammar, SamplingParams
 from rolloutbus.bus.wire.validation import truncates
 from rolloutbus.engine_worker.engine import EngineFacts, Work
 from rolloutbus.engine_worker.engines.sglang.schedulers.rules import (
@@ -20,6 +19,7 @@ from rolloutbus.engine_worker.engines.sglang.schedulers.rules import (
 )
 from rolloutbus.engine_worker.engines.sglang.schedulers.wire import COARSE, STREAMED
 from rolloutbus.engine_worker.engines.shared.processors import Processors
+from rolloutbus.engine_worker.engines.shared.texts import compiled
 
 MakeRequest = Callable[..., object]
 ONLY_THE_LIKELIEST = 1e-9
@@ -65,6 +65,19 @@ def n_kept(work: Work) -> int:
     return len(work.prefix.tokens) // 4 if work.prefix else 0
 
 
+def end_of_kept(work: Work, facts: EngineFacts) -> FinishReason | None:
+    """Why the tokens that it has from earlier attempts are all of it; None: it goes on.
+
+    Stop texts are not looked for: the scheduler knows of them.
+    """
+    s, n = work.sampling, n_kept(work)
+    if work.prefix is not None and n > s.min_new_tokens:
+        (last,) = struct.unpack("<i", work.prefix.tokens[-4:])
+        if last in _end_ids(s, facts):
+            return "stop"
+    return "length" if n >= s.max_new_tokens else None
+
+
 def sampling_params(work: Work, terms: RequestTerms) -> dict[str, object]:
     """SGLang's sampling parameters, each of exactly the type that it wants."""
     s, vocab_size = work.sampling, terms.facts.vocab_size
@@ -80,10 +93,6 @@ def sampling_params(work: Work, terms: RequestTerms) -> dict[str, object]:
         params |= {"top_k": -1, "top_p": ONLY_THE_LIKELIEST}
     if s.stop_token_ids:
         params["stop_token_ids"] = [int(token) for token in s.stop_token_ids]
-    if s.stop:
-        params["stop"] = [str(text) for text in s.stop]
-    if s.stop_regex:
-        params["stop_regex"] = [_regex(text) for text in s.stop_regex]
     if s.logit_bias:
         params["logit_bias"] = {str(token): float(value) for token, value in s.logit_bias.items()}
     if work.grammar is not None:
@@ -98,16 +107,18 @@ def rules_of(work: Work, terms: RequestTerms) -> Rules:
     """What SGLang is not asked for, since it would get it wrong or cannot do it.
 
     Raises:
-        Unfit: a processor's parameters do not fit.
+        Unfit: a processor's parameters do not fit, or a pattern is none.
     """
     s, processors = work.sampling, terms.processors
+    _check_patterns(s)
     try:
         processors.build(work.processors, terms.facts.vocab_size)
     except ValueError as error:
         raise Unfit(bad_request("processors", str(error))) from error
     return Rules(
         n_kept=n_kept(work),
-        has_text=bool(s.stop or s.stop_regex),
+        stop=tuple(s.stop),
+        stop_regex=tuple(s.stop_regex),
         penalties=Penalties(
             float(s.repetition_penalty), float(s.frequency_penalty), float(s.presence_penalty)
         ),
@@ -172,9 +183,6 @@ def _wishes(work: Work, rules: Rules) -> dict[str, object]:
     start = len(work.prompt) + rules.n_kept if want.logprobs_of else -1
     fields: dict[str, object] = {}
     if want.prompt_logprobs:
-        if rules.n_kept and rules.has_text:
-            why = "A request with prompt_logprobs and stop texts cannot be resumed."
-            raise Unfit(Problem("unsupported", why, "not_started", field="want.prompt_logprobs"))
         # SGLang does not tell the first one that it is asked for.
         start = max(0, int(want.prompt_logprobs_start) - 1)
     if want.top_logprobs:
@@ -200,12 +208,12 @@ def _end_ids(sampling: SamplingParams, facts: EngineFacts) -> tuple[int, ...]:
     return tuple(sorted({*eos, *sampling.stop_token_ids}))
 
 
-def _regex(text: str) -> str:
-    try:
-        re.compile(text)
-    except (re.error, RecursionError, OverflowError) as error:
-        raise Unfit(bad_request("sampling.stop_regex", f"{text[:100]!r}: {error}")) from error
-    return str(text)
+def _check_patterns(sampling: SamplingParams) -> None:
+    for pattern in sampling.stop_regex:
+        try:
+            compiled(pattern)
+        except ValueError as error:
+            raise Unfit(bad_request("sampling.stop_regex", str(error))) from error
 
 
 def _grammar_name(grammar: Grammar) -> str:

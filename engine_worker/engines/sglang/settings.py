@@ -149,8 +149,8 @@ class SglangSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """SGLang's `context_length`, of which it keeps 6 tokens for itself: the rest is for prompt and
     new tokens of one request; 0: what the model was built for."""
     text: bool = False
-    """Keep SGLang's tokenizer: needed for stop strings, grammars, `min_new_tokens` and images.
-    Token ids go in and out unchanged either way; the engine also spends time on text."""
+    """Keep SGLang's tokenizer: needed for grammars, images and `rerank`. Token ids go in and
+    out unchanged either way; the engine also spends time on text."""
     coarse_tokens: Count = 32
     """Tokens of a request that nobody streams leave the scheduler in portions of this size."""
     control_timeout_s: Annotated[float, msgspec.Meta(gt=0)] = 120.0

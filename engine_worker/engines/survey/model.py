@@ -33,7 +33,7 @@ def model(path: Path) -> Iterator[Finding]:
         says = "no safetensors files; load_format=dummy starts without, for a trainer to bring them"
     yield Finding("model", "weights", "ok" if sizes else "failed", says)
     tokenizer = any(path.glob("tokenizer*"))
-    says = "there" if tokenizer else "none: only token ids, no --text"
+    says = "there" if tokenizer else "none: only token ids, no stop texts, no --text"
     yield Finding("model", "tokenizer", "ok" if tokenizer else "note", says)
     yield _for_transformers(str(config.get("model_type")))
     yield _for_sglang(names)

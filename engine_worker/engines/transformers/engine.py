@@ -47,6 +47,13 @@ from rolloutbus.engine_worker.engines.shared.lora_adapter import read_adapter
 from rolloutbus.engine_worker.engines.shared.processors import Processors
 from rolloutbus.engine_worker.engines.shared.request import EngineRequest, open_request, refusal
 from rolloutbus.engine_worker.engines.shared.step_loop import StepLoop
+from rolloutbus.engine_worker.engines.shared.texts import (
+    NO_TOKENIZER,
+    Decode,
+    StopTexts,
+    decoder_of,
+    tokenizer_of,
+)
 from rolloutbus.engine_worker.engines.transformers.batch import Batch, BatchLimits
 from rolloutbus.engine_worker.engines.transformers.causal_lm import (
     ModelWeights,
@@ -64,13 +71,6 @@ from rolloutbus.engine_worker.engines.transformers.kv_blocks import KvBlocks
 from rolloutbus.engine_worker.engines.transformers.lora_layers import LoadedAdapter, LoraLayers
 from rolloutbus.engine_worker.engines.transformers.sampler import Sampler
 from rolloutbus.engine_worker.engines.transformers.settings import TransformersSettings
-from rolloutbus.engine_worker.engines.transformers.texts import (
-    NO_TOKENIZER,
-    Decode,
-    StopTexts,
-    decoder_of,
-    tokenizer_of,
-)
 from rolloutbus.engine_worker.features import unknown_adapter
 from rolloutbus.engine_worker.weights.torch_tensors import DeviceCopies, gpus_of
 

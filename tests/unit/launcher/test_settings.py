@@ -7,6 +7,7 @@ import typer
 
 from rolloutbus.bus.wire.errors import SettingsError
 from rolloutbus.cli.options import parse_save_targets
+from rolloutbus.engine_worker.settings import START_TIMEOUT_S, HostSettings
 from rolloutbus.launcher.plan import FleetPlan
 from rolloutbus.launcher.run_dir import RunDirectory
 from rolloutbus.launcher.settings import FleetSettings, UpOptions, absolute_targets, engine_options
@@ -174,3 +175,17 @@ def test_a_standby_over_tcp_takes_the_ports_after_those_of_the_first(tmp_path: P
     assert (second.frontend, second.backend) == ("tcp://127.0.0.1:7779", "tcp://127.0.0.1:7780")
     assert first.pair == PairSettings(second.frontend, is_first=True)
     assert second.pair == PairSettings(first.frontend, is_first=False)
+
+
+@pytest.mark.parametrize(
+    ("fleet_s", "host_s", "found_s"),
+    [(1200.0, START_TIMEOUT_S, 1200.0), (5.0, START_TIMEOUT_S, START_TIMEOUT_S), (1200.0, 30, 30)],
+)
+def test_an_engine_may_take_as_long_to_start_as_its_fleet_waits_for_it(
+    tmp_path: Path, fleet_s: float, host_s: float, found_s: float
+) -> None:
+    host = HostSettings(start_timeout_s=host_s)
+    settings = FleetSettings(engine="fake", start_timeout_s=fleet_s, host=host)
+    with RunDirectory(tmp_path / "run") as run_dir:
+        worker = FleetPlan(settings, run_dir).worker_settings("w0", "ipc:///tmp/backend")
+    assert worker.host.start_timeout_s == found_s

@@ -1,18 +1,18 @@
 """How a request enters a scheduler's queue: with what it has from earlier attempts."""
 
 import weakref
-from array import array
 from collections.abc import Callable, Sequence
 from functools import partial
 from http import HTTPStatus
 
-from rolloutbus.engine_worker.engines.sglang.inside.row_processor import RowState, state_of
+from rolloutbus.engine_worker.engines.sglang.inside.row_processor import state_of
+from rolloutbus.engine_worker.engines.sglang.inside.text_stops import Texts, watch
 from rolloutbus.engine_worker.engines.sglang.schedulers.rules import RULES
 from rolloutbus.engine_worker.engines.sglang.upstream import names as upstream
 from rolloutbus.engine_worker.engines.sglang.upstream.types import SglangObject
 
 
-def admit(request: SglangObject) -> None:
+def admit(request: SglangObject, texts: Texts) -> None:
     """Prepare a request of SGLang before it is queued, or is queued again after a retraction."""
     if getattr(request, "rolloutbus_is_admitted", False):
         # Its states are computed again with its cache.
@@ -30,8 +30,11 @@ def admit(request: SglangObject) -> None:
         state = state_of(request)
         if state.rules.seen_with:
             _require_media(request, state.rules.seen_with)
-        if state.n_kept and request.to_finish is None:
-            _go_on(request, state)
+        kept = list(request.origin_input_ids)[-state.n_kept :] if state.n_kept else []
+        if kept and request.grammar is not None and request.to_finish is None:
+            _advance(request, kept)
+        if state.rules.has_text and request.to_finish is None:
+            watch(request, state.rules, texts, kept)
 
 
 def refuse(request: SglangObject, why: str, status: int) -> None:
@@ -70,15 +73,6 @@ def _is_kept(tokens: Sequence[int], longer: Sequence[int], items: Sequence[Sglan
     return [t for t in tokens if t not in places] == [t for t in longer if t not in places]
 
 
-def _go_on(request: SglangObject, state: RowState) -> None:
-    kept = list(request.origin_input_ids)[-state.n_kept :]
-    if request.grammar is not None:
-        _advance(request, kept)
-    if state.rules.has_text and request.to_finish is None:
-        _make_output_of(request, kept)
-        state.n_kept = 0
-
-
 def _advance(request: SglangObject, tokens: Sequence[int]) -> None:
     accept: Callable[[int], None] = request.grammar.accept_token
     try:
@@ -87,31 +81,6 @@ def _advance(request: SglangObject, tokens: Sequence[int]) -> None:
     except ValueError as error:
         why = f"the tokens of its prefix do not match the grammar: {error}"
         refuse(request, why, HTTPStatus.BAD_REQUEST)
-
-
-def _make_output_of(request: SglangObject, kept: Sequence[int]) -> None:
-    """Let SGLang take the end of the prompt for output of this request, as after a retraction.
-
-    Its stop texts are looked for in the output only.
-    """
-    n = len(kept)
-    same = request.origin_input_ids_unpadded is request.origin_input_ids
-    request.origin_input_ids = request.origin_input_ids[:-n]
-    unpadded = request.origin_input_ids_unpadded
-    request.origin_input_ids_unpadded = request.origin_input_ids if same else unpadded[:-n]
-    request.output_ids = array("q", kept)
-    request.sampling_params.max_new_tokens += n
-    request.rolloutbus_told = request.rolloutbus_from = n
-    # No logprobs of what was kept: neither as input, which it was, nor as output.
-    request.logprob_start_len = len(request.origin_input_ids) + n
-    logprob = request.logprob
-    logprob.output_token_logprobs_val = [0.0] * n
-    logprob.output_token_logprobs_idx = list(kept)
-    for name in ("token_logprobs", "top_logprobs", "token_ids_logprobs"):
-        for column in ("val", "idx"):
-            setattr(logprob, f"input_{name}_{column}", [])
-            if name != "token_logprobs" and getattr(logprob, f"output_{name}_{column}") is not None:
-                setattr(logprob, f"output_{name}_{column}", [[]] * n)
 
 
 def _stops_at_its_ids(request: SglangObject, new_tokens: Sequence[int]) -> bool:

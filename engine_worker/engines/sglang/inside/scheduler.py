@@ -22,6 +22,7 @@ from rolloutbus.engine_worker.engines.sglang.inside.scheduler_weights import (
     namespace_of,
 )
 from rolloutbus.engine_worker.engines.sglang.inside.tap_columns import TapColumns
+from rolloutbus.engine_worker.engines.sglang.inside.text_stops import Texts
 from rolloutbus.engine_worker.engines.sglang.inside.version_account import VersionAccount
 from rolloutbus.engine_worker.engines.sglang.schedulers.wire import (
     COARSE_VARIABLE,
@@ -228,7 +229,8 @@ class SchedulerTap:
     def _run(self, call: Call, scheduler: Scheduler, *args: object, **kwargs: object) -> None:
         self._take_over(scheduler)
         room = scheduler.max_total_num_tokens, scheduler.max_req_input_len
-        self._send(Ready(self._rank, *room))
+        self._sampling.texts = texts = Texts.of(scheduler)
+        self._send(Ready(self._rank, *room, texts.why_none))
         is_counted = self._has_account and not is_speculative(scheduler.server_args)
         if is_counted and self._n_stages == 1:
             self._columns.account = VersionAccount(upstream.counted_runs, UNBOOKED, self._send)

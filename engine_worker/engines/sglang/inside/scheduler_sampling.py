@@ -16,6 +16,7 @@ import torch
 
 from rolloutbus.engine_worker.engines.sglang.inside.admission import admit, refuse
 from rolloutbus.engine_worker.engines.sglang.inside.row_processor import place_rows, state_in
+from rolloutbus.engine_worker.engines.sglang.inside.text_stops import NO_TEXTS
 from rolloutbus.engine_worker.engines.sglang.upstream import hooks
 from rolloutbus.engine_worker.engines.sglang.upstream import names as upstream
 from rolloutbus.engine_worker.engines.sglang.upstream.hooks import Call, Hook
@@ -193,6 +194,8 @@ class SchedulerSampling:
     """Of one scheduler process; all on its main thread."""
 
     def __init__(self) -> None:
+        self.texts = NO_TEXTS
+        """What makes text of tokens, once the scheduler is built."""
         self._support: Support | None = None
         """Of the last draw, until it is with the logits that it was drawn from."""
 
@@ -209,7 +212,7 @@ class SchedulerSampling:
     def admit(self, request: SglangObject) -> None:
         """A request is about to be queued; one that cannot be is ended."""
         try:
-            admit(request)
+            admit(request, self.texts)
         except Exception as error:  # noqa: BLE001 - SGLang would end with it, and not this request
             refuse(request, repr(error), 500)
 

@@ -33,8 +33,8 @@ GREEDY = 1
 """The top_k that SGLang gives to requests without chance."""
 
 
-def wanted_arrays(request: SglangObject, start: int, stop: int) -> dict[str, Array] | None:
-    """Arrays of its output tokens [start, stop); None: it wanted nothing.
+def wanted_arrays(request: SglangObject, stop: int) -> dict[str, Array] | None:
+    """Arrays of its first `stop` output tokens; None: it wanted nothing.
 
     See docs/protocol.md, "Arrays".
 
@@ -47,7 +47,7 @@ def wanted_arrays(request: SglangObject, start: int, stop: int) -> dict[str, Arr
         return None
     want = state_of(request).rules.want
     found: dict[str, AnyArray] = {}
-    logprobs, part = request.logprob, slice(start, stop)
+    logprobs, part = request.logprob, slice(0, stop)
     if want.top_logprobs:
         k = want.top_logprobs
         found["top_logprobs"] = _table(logprobs.output_top_logprobs_val[part], k, NO_LOGPROB)
@@ -371,7 +371,7 @@ def _with_arrays(
     Nothing may be raised: SGLang would end with it.
     """
     try:
-        found = wanted_arrays(request, getattr(request, "rolloutbus_from", 0), stop)
+        found = wanted_arrays(request, stop)
     except ValueError as error:
         return RowFinish(end.row, "abort", str(error), HTTPStatus.REQUEST_ENTITY_TOO_LARGE)
     except Exception as error:  # noqa: BLE001 - as above

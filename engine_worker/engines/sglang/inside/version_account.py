@@ -111,9 +111,6 @@ class VersionAccount:
 
 
 def _noted(request: SchedulerRequest) -> tuple[Sequence[VersionRun], int]:
-    """What is known of a request's versions, and its first token that it is not known of.
-
-    What it has from an earlier attempt is not told, and so of no version here.
-    """
+    """What is known of a request's versions, and its first token that it is not known of."""
     noted: Sequence[VersionRun] = getattr(request, "rolloutbus_versions", ())
-    return noted, noted[-1].stop if noted else getattr(request, "rolloutbus_from", 0)
+    return noted, noted[-1].stop if noted else 0

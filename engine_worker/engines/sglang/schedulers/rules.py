@@ -33,8 +33,10 @@ class Rules(msgspec.Struct, array_like=True, frozen=True):
 
     n_kept: int = 0
     """The last tokens of what SGLang takes for the prompt were sampled by earlier attempts."""
-    has_text: bool = False
-    """Stop texts, which may have begun in what was kept."""
+    stop: tuple[str, ...] = ()
+    """Texts that end it; they may have begun in what was kept."""
+    stop_regex: tuple[str, ...] = ()
+    """The same as patterns."""
     penalties: Penalties = NO_PENALTIES
     min_new_tokens: int = 0
     """Kept tokens count."""
@@ -45,6 +47,11 @@ class Rules(msgspec.Struct, array_like=True, frozen=True):
     want: Want = NOTHING_MORE
     seen_with: tuple[int, ...] = ()
     """Input tokens of a request with media: SGLang must leave them as they are."""
+
+    @property
+    def has_text(self) -> bool:
+        """Whether text of its tokens may end it."""
+        return bool(self.stop or self.stop_regex)
 
     @property
     def shapes_logits(self) -> bool:

@@ -207,6 +207,8 @@ class Ready(msgspec.Struct, array_like=True, frozen=True, tag="ready"):
     """Tokens that its KV cache has room for."""
     max_req_input_len: int
     """The longest input that it takes."""
+    no_texts: str = ""
+    """Why it cannot make text of tokens; empty: it can."""
 
 
 class Pulse(msgspec.Struct, array_like=True, frozen=True, tag="pulse"):

@@ -278,6 +278,7 @@ def test_the_first_step_is_booked_with_and_without_overlapped_scheduling(
         waiting_queue=[],
         max_total_num_tokens=100,
         max_req_input_len=90,
+        server_args=SimpleNamespace(model_path="no such model", tp_size=1, pp_size=1),
     )
     if is_overlapped:
         scheduler.result_queue = [(batch, None)]

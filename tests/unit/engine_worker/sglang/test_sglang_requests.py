@@ -17,7 +17,12 @@ from rolloutbus.bus.wire.messages.generation import (
     Want,
 )
 from rolloutbus.engine_worker.engine import EngineFacts, Work
-from rolloutbus.engine_worker.engines.sglang.requests import RequestTerms, Unfit, generate_request
+from rolloutbus.engine_worker.engines.sglang.requests import (
+    RequestTerms,
+    Unfit,
+    end_of_kept,
+    generate_request,
+)
 from rolloutbus.engine_worker.engines.sglang.schedulers.rules import NO_RULES, Rules, rules_in
 from rolloutbus.engine_worker.engines.shared.processors import Processors
 from tests.step_log import key
@@ -138,12 +143,28 @@ def test_what_cannot_be_run_is_said_before_sglang_sees_it(
     assert caught.value.problem.code == "bad_request"
 
 
-def test_prompt_logprobs_with_stop_texts_are_not_resumed() -> None:
-    wanted = {"want": Want(prompt_logprobs=True)}
-    assert asked(work(SamplingParams(stop=["x"]), body=wanted))["logprob_start_len"] == 0
-    with pytest.raises(Unfit) as caught:
-        asked(work(SamplingParams(stop=["x"]), kept=(8,), body=wanted))
-    assert caught.value.problem.code == "unsupported"
+@pytest.mark.parametrize(
+    ("kept", "end"),
+    [((), None), ((8,), None), ((8, 2), "stop"), ((8, 30), "stop"), ((2, 8, 9), "length")],
+)
+def test_what_earlier_attempts_left_may_be_all_of_a_request(
+    kept: tuple[int, ...], end: str | None
+) -> None:
+    sampling = SamplingParams(max_new_tokens=3, stop_token_ids=[30])
+    assert end_of_kept(work(sampling, kept), FACTS) == end
+
+
+def test_an_ending_token_among_the_least_number_ends_nothing() -> None:
+    sampling = SamplingParams(max_new_tokens=5, min_new_tokens=2)
+    assert end_of_kept(work(sampling, (8, 2)), FACTS) is None
+    assert end_of_kept(work(sampling, (8, 9, 2)), FACTS) == "stop"
+
+
+def test_stop_texts_are_left_to_our_rules() -> None:
+    found = params(SamplingParams(stop=["x"], stop_regex=["y+"]))
+    assert not found.keys() & {"stop", "stop_regex"}
+    rules = rules_in(found["custom_params"])
+    assert (rules.stop, rules.stop_regex) == (("x",), ("y+",))
 
 
 @pytest.mark.parametrize(("start", "told"), [(0, 0), (1, 0), (2, 1)])

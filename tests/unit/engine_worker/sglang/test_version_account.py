@@ -62,7 +62,7 @@ def test_it_finds_what_no_delay_explains(
 class Decoding:
     """One request in a scheduler, and what SGLang and we make of it."""
 
-    def __init__(self, n_kept: int, *, is_overlapped: bool) -> None:
+    def __init__(self, *, is_overlapped: bool) -> None:
         self._depth = int(is_overlapped)
         self.version = 0
         self.stamp: int | None = None
@@ -71,14 +71,12 @@ class Decoding:
         self._events: list[tuple[str, int]] = []
         self.request: Any = SimpleNamespace(
             rid=f"{STREAMED}1",
-            output_ids=list(range(n_kept)),
+            output_ids=[],
             finished_reason=None,
             finished_len=None,
             finished_output=None,
             logprob=SimpleNamespace(output_token_logprobs_val=[]),
             sampling_params=SimpleNamespace(custom_params=None, top_k=1, top_p=1.0, min_p=0.0),
-            rolloutbus_told=n_kept,
-            rolloutbus_from=n_kept,
         )
         self.told: list[tuple[int, int | None]] = []
         """(token, version) of each that left."""
@@ -130,16 +128,14 @@ class Decoding:
 TURNS = st.lists(st.sampled_from(["step", "step", "change"]), max_size=40)
 
 
-@given(TURNS, st.integers(0, 3), st.booleans())
-def test_true_versions_pass_whenever_weights_change(
-    turns: list[str], n_kept: int, is_overlapped: bool
-) -> None:
-    decoding = Decoding(n_kept, is_overlapped=is_overlapped)
+@given(TURNS, st.booleans())
+def test_true_versions_pass_whenever_weights_change(turns: list[str], is_overlapped: bool) -> None:
+    decoding = Decoding(is_overlapped=is_overlapped)
     for turn in turns:
         getattr(decoding, turn)()
     decoding.finish()
     assert decoding.ends == ["0 "]
-    assert [token for token, _ in decoding.told] == decoding.request.output_ids[n_kept:]
+    assert [token for token, _ in decoding.told] == decoding.request.output_ids
     assert decoding.heard == [VersionsChecked(1, 0)]
 
 
@@ -147,7 +143,7 @@ def test_true_versions_pass_whenever_weights_change(
 def test_a_version_that_stays_behind_fails_its_request_and_no_more_of_it_is_told(
     *, is_overlapped: bool
 ) -> None:
-    decoding = Decoding(0, is_overlapped=is_overlapped)
+    decoding = Decoding(is_overlapped=is_overlapped)
     decoding.step()
     decoding.step()
     decoding.change()
@@ -169,7 +165,7 @@ def test_an_account_that_cannot_be_read_fails_the_request() -> None:
     def counted(*_: object) -> Sequence[VersionRun]:
         raise AttributeError("version")
 
-    decoding = Decoding(0, is_overlapped=False)
+    decoding = Decoding(is_overlapped=False)
     decoding.columns.account = VersionAccount(counted, 1, decoding.heard.append)
     decoding.finish()
     (end,) = decoding.ends
@@ -179,7 +175,7 @@ def test_an_account_that_cannot_be_read_fails_the_request() -> None:
 
 
 def test_requests_that_are_aborted_are_checked_too() -> None:
-    decoding = Decoding(0, is_overlapped=False)
+    decoding = Decoding(is_overlapped=False)
     for _ in range(3):
         decoding.step()
     decoding.change()
@@ -189,7 +185,7 @@ def test_requests_that_are_aborted_are_checked_too() -> None:
     assert decoding.heard == [VersionsChecked(1, 0)]
 
 
-def test_a_request_without_tokens_of_its_own_has_nothing_to_check() -> None:
-    decoding = Decoding(2, is_overlapped=False)
+def test_a_request_without_tokens_has_nothing_to_check() -> None:
+    decoding = Decoding(is_overlapped=False)
     decoding.columns.end([decoding.request])
     assert decoding.heard == []

@@ -12,7 +12,7 @@ import torch
 from rolloutbus.bus.wire.messages.endings import Problem
 from rolloutbus.bus.wire.messages.generation import Generate, Prefix, SamplingParams
 from rolloutbus.engine_worker.engine import Work
-from rolloutbus.engine_worker.engines.transformers.texts import StopTexts
+from rolloutbus.engine_worker.engines.shared.texts import StopTexts
 from rolloutbus.engine_worker.features import missing
 from tests.sglang.models import byte_tokenizer, save_model
 from tests.step_log import StepLog, key

@@ -20,6 +20,12 @@ the other requests up."""
 Decode = Callable[[Sequence[int]], str]
 
 NO_TOKENIZER = "the model's directory has no tokenizer.json; put it there"
+TOO_SLOW = Problem(
+    "bad_request",
+    f"a pattern took more than {SEARCH_S:g} s to be looked for; simplify it",
+    "failed",
+    field="sampling.stop_regex",
+)
 
 
 def tokenizer_of(model: Path) -> PreTrainedTokenizerFast | None:
@@ -54,11 +60,22 @@ class StopTexts:
     What began in an earlier attempt counts. Patterns see the whole output so far.
     """
 
-    def __init__(self, decode: Decode, texts: Sequence[str], patterns: Sequence[str]) -> None:
-        """Raises ValueError for a pattern that is none, with the pattern."""
+    def __init__(
+        self,
+        decode: Decode,
+        texts: Sequence[str],
+        patterns: Sequence[str],
+        search_s: float | None = SEARCH_S,
+    ) -> None:
+        """`search_s`: None, where several processes must come to the same end: no limit.
+
+        Raises:
+            ValueError: a pattern is none; with the pattern.
+        """
         self._decode = decode
         self._texts = texts
-        self._patterns = [_compiled(pattern) for pattern in patterns]
+        self._patterns = [compiled(pattern) for pattern in patterns]
+        self._search_s = search_s
         # Whatever lies wholly before the last token was found when that was sampled.
         self._n_tail = BYTES_PER_CHAR * (max(map(len, texts), default=0) + 1)
         self._output = ""
@@ -84,13 +101,17 @@ class StopTexts:
         self._output += text[len(known) :]
         self._n_before, self._n_read = self._n_read, len(tokens)
         try:
-            return any(each.search(self._output, timeout=SEARCH_S) for each in self._patterns)
+            return any(each.search(self._output, timeout=self._search_s) for each in self._patterns)
         except TimeoutError:
-            why = f"a pattern took more than {SEARCH_S:g} s to be looked for; simplify it"
-            return Problem("bad_request", why, "failed", field="sampling.stop_regex")
+            return TOO_SLOW
 
 
-def _compiled(pattern: str) -> Any:  # noqa: ANN401 - the package has no types
+def compiled(pattern: str) -> Any:  # noqa: ANN401 - the package has no types
+    """A pattern of `stop_regex`.
+
+    Raises:
+        ValueError: it is none; with the pattern.
+    """
     try:
         return regex.compile(pattern)
     except (regex.error, RecursionError, OverflowError) as error:

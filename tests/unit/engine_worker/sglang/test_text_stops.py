@@ -1,0 +1,98 @@
+"""Stop texts inside a scheduler: which token of a step completes one, and what came before."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from rolloutbus.engine_worker.engines.sglang.inside.text_stops import TextCheck
+from rolloutbus.engine_worker.engines.sglang.upstream import names as upstream
+from rolloutbus.engine_worker.engines.shared.texts import TOO_SLOW, StopTexts
+
+WORDS = ["", "E", "N", "D", "END", "the ", "a" * 60]
+"""Text of each token: END is one of them, and may be spelt in three."""
+STOP, SLOW = "stop", "slow"
+
+
+class Request:
+    """The part of SGLang's that is used."""
+
+    def __init__(self) -> None:
+        self.output_ids: list[int] = []
+        self.finished_reason: object = None
+        self.finished_len: int | None = None
+
+
+@pytest.fixture(autouse=True)
+def _reasons(monkeypatch: pytest.MonkeyPatch) -> None:
+    """SGLang's reasons, without SGLang."""
+
+    def stopped(token: int) -> object:
+        return STOP, token
+
+    def aborted(message: str, status: int) -> object:
+        return message, status
+
+    monkeypatch.setattr(upstream, "stop_reason", stopped)
+    monkeypatch.setattr(upstream, "abort_reason", aborted)
+
+
+def checked(
+    texts: Sequence[str] = ("END",),
+    patterns: Sequence[str] = (),
+    kept: Sequence[int] = (),
+    least: int = 0,
+) -> tuple[Request, TextCheck]:
+    def decode(tokens: Sequence[int]) -> str:
+        return "".join(WORDS[token] for token in tokens)
+
+    request: Any = Request()
+    stops = StopTexts(decode, texts, patterns)
+    return request, TextCheck(request, stops, kept, least)
+
+
+def ends_at(request: Request, check: TextCheck, steps: Sequence[Sequence[int]]) -> int | None:
+    """How many tokens of the output are the request's; None: it goes on."""
+    for new in steps:
+        request.output_ids += new
+        if check(len(new)):
+            return request.finished_len
+    return None
+
+
+@pytest.mark.parametrize(
+    ("steps", "found"),
+    [
+        ([[5], [4]], 2),
+        ([[5], [1], [2], [3]], 4),  # SGLang looks at the last two tokens: END is one for it
+        ([[5], [1, 2, 3, 5, 5]], 4),  # several in a step, as with speculation
+        ([[1], [2], [5], [3]], None),
+    ],
+)
+def test_the_token_that_completes_a_text_is_the_last_one(
+    steps: Sequence[Sequence[int]], found: int | None
+) -> None:
+    assert ends_at(*checked(), steps) == found
+
+
+def test_what_was_kept_of_earlier_attempts_may_have_begun_it() -> None:
+    request, check = checked(kept=[5, 1, 2])
+    assert check.end_of_kept() is None
+    assert ends_at(request, check, [[3]]) == 1
+    assert request.finished_reason == (STOP, 3)
+
+
+def test_what_was_kept_may_be_all_of_it() -> None:
+    assert checked(kept=[5, 4])[1].end_of_kept() == (STOP, 4)
+    assert checked(kept=[])[1].end_of_kept() is None
+
+
+def test_a_text_ends_nothing_before_the_least_number_of_tokens() -> None:
+    assert checked(kept=[4], least=1)[1].end_of_kept() is None
+    assert ends_at(*checked(least=2), [[4], [5], [5]]) == 3
+
+
+def test_a_pattern_that_takes_too_long_ends_its_request_with_the_reason() -> None:
+    request, check = checked([], ["(a|aa)+[b-z]"])
+    ends_at(request, check, [[6]])
+    assert request.finished_reason == (TOO_SLOW.message, 408)
