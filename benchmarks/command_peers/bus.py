@@ -69,15 +69,18 @@ async def _worker(endpoint: str, number: str) -> None:
 
 
 async def _client(n_workers: int) -> None:
-    async with router_process() as (_, frontend, backend), workers("bus", n_workers, backend):
-        async with rolloutbus.connect(frontend, name="benchmark") as client:
+    async with (
+        router_process() as (_, frontend, backend),
+        workers("bus", n_workers, backend),
+        rolloutbus.connect(frontend, name="benchmark") as client,
+    ):
 
-            async def ask() -> None:
-                rollout = await client.generate(PROMPT, SAMPLING, deadline_s=DEADLINE_S)
-                if len(rollout.tokens) != N_TOKENS:
-                    raise ValueError(f"{len(rollout.tokens)} tokens, and not {N_TOKENS}")
+        async def ask() -> None:
+            rollout = await client.generate(PROMPT, SAMPLING, deadline_s=DEADLINE_S)
+            if len(rollout.tokens) != N_TOKENS:
+                raise ValueError(f"{len(rollout.tokens)} tokens, and not {N_TOKENS}")
 
-            await measure(ask)
+        await measure(ask)
 
 
 async def _ports(n_workers: int) -> None:
@@ -93,7 +96,9 @@ def _port_of(frontend: str) -> Ask:
     n_asked = 0
 
     def answered(number: int) -> None:
-        futures.pop(number).set_result(None)
+        future = futures.pop(number)
+        if not future.done():  # its caller has not left
+            future.set_result(None)
 
     async def ask() -> None:
         nonlocal n_asked

@@ -58,10 +58,25 @@ async def measure(ask: Ask) -> None:
     say_ready()
     while line := await asyncio.to_thread(sys.stdin.readline):
         asked = json.loads(line)
-        print(json.dumps(await _sample(ask, asked["in_flight"], asked["seconds"])), flush=True)
+        try:
+            found = await _sample(ask, asked["in_flight"], asked["seconds"])
+        except* Exception as errors:  # noqa: BLE001 - whatever a path raises is what it does
+            found = {"failed": _sentence(errors)}
+        print(json.dumps(found), flush=True)
 
 
-async def _sample(ask: Ask, in_flight: int, seconds: float) -> dict[str, float]:
+def _sentence(error: BaseException) -> str:
+    """Of a group the first one; the others mostly say the same."""
+    match error:
+        case BaseExceptionGroup(exceptions=[BaseException() as first, *_]):
+            return _sentence(first)
+        case TimeoutError():
+            return f"some command got no reply in {ANSWER_S:g} s"
+        case _:
+            return f"{type(error).__name__}: {error}".splitlines()[0]
+
+
+async def _sample(ask: Ask, in_flight: int, seconds: float) -> dict[str, Any]:
     """A closed loop: each command that is answered is followed by the next one."""
     latencies_s: list[float] = []
     begun_at = time.perf_counter()

@@ -24,6 +24,8 @@ from benchmarks.command_peers.closed_loop import (
 from rolloutbus.bus.actor.process import die_with_parent
 
 BACKLOG = 4_096
+KEEP_ALIVE_S = 300
+"""Longer than a client keeps an idle connection: else one is closed just when it is used."""
 
 
 def _http_client() -> httpx.AsyncClient:
@@ -35,7 +37,9 @@ def _http_client() -> httpx.AsyncClient:
 def _serve(app: FastAPI) -> None:
     listener = socket.create_server(("127.0.0.1", 0), backlog=BACKLOG)
     say_ready(f"http://127.0.0.1:{listener.getsockname()[1]}/command")
-    config = uvicorn.Config(app, log_level="error", access_log=False, backlog=BACKLOG)
+    config = uvicorn.Config(
+        app, log_level="error", access_log=False, backlog=BACKLOG, timeout_keep_alive=KEEP_ALIVE_S
+    )
     uvicorn.Server(config).run(sockets=[listener])
 
 
@@ -63,14 +67,16 @@ def _router(addresses: list[str]) -> None:
 
 
 async def _client(n_workers: int) -> None:
-    async with workers("fastapi_http", n_workers) as addresses:
-        async with role("fastapi_http", "router", *addresses) as address:
-            async with _http_client() as client:
+    async with (
+        workers("fastapi_http", n_workers) as addresses,
+        role("fastapi_http", "router", *addresses) as address,
+        _http_client() as client,
+    ):
 
-                async def ask() -> None:
-                    check((await client.post(address, content=BODY)).content)
+        async def ask() -> None:
+            check((await client.post(address, content=BODY)).content)
 
-                await measure(ask)
+        await measure(ask)
 
 
 if __name__ == "__main__":

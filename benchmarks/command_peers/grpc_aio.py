@@ -3,10 +3,9 @@
 Bodies are plain bytes: no protobuf is encoded or decoded anywhere.
 """
 
-# pyright: basic, reportMissingImports=false
+# pyright: basic, reportMissingImports=false, reportMissingModuleSource=false
 # grpcio is not installed where types are checked.
 
-import asyncio
 import sys
 from collections.abc import Awaitable, Callable
 from itertools import cycle
@@ -20,6 +19,12 @@ from rolloutbus.bus.actor.process import die_with_parent
 
 METHOD = "/command/answer"
 HOST = "127.0.0.1"
+MAX_PENDING = 100_000
+OPTIONS = [
+    ("grpc.server.max_pending_requests", MAX_PENDING),
+    ("grpc.server.max_pending_requests_hard_limit", MAX_PENDING),
+]
+"""A server cancels calls at random when 1,000 of them wait for it, unless it is told not to."""
 
 
 class Service(grpc.GenericRpcHandler):
@@ -34,7 +39,7 @@ class Service(grpc.GenericRpcHandler):
 
 
 async def _serve(answer: Callable[[bytes, object], Awaitable[bytes]]) -> None:
-    server = grpc.aio.server()
+    server = grpc.aio.server(options=OPTIONS)
     server.add_generic_rpc_handlers([Service(answer)])
     port = server.add_insecure_port(f"{HOST}:0")
     await server.start()
@@ -60,15 +65,17 @@ async def _router(addresses: list[str]) -> None:
 
 
 async def _client(n_workers: int) -> None:
-    async with workers("grpc_aio", n_workers) as addresses:
-        async with role("grpc_aio", "router", *addresses) as address:
-            async with grpc.aio.insecure_channel(address) as channel:
-                call = channel.unary_unary(METHOD)
+    async with (
+        workers("grpc_aio", n_workers) as addresses,
+        role("grpc_aio", "router", *addresses) as address,
+        grpc.aio.insecure_channel(address) as channel,
+    ):
+        call = channel.unary_unary(METHOD)
 
-                async def ask() -> None:
-                    check(await call(BODY))
+        async def ask() -> None:
+            check(await call(BODY))
 
-                await measure(ask)
+        await measure(ask)
 
 
 if __name__ == "__main__":

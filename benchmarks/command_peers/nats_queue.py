@@ -29,7 +29,7 @@ PAUSE_S = 0.1
 
 def _server(program: str, port: str) -> None:
     """Become the server; the kernel ends it with its parent, as it did with this process."""
-    os.execv(program, [program, "--addr", "127.0.0.1", "--port", port])
+    os.execv(program, [program, "--addr", "127.0.0.1", "--port", port])  # noqa: S606 - no shell
 
 
 async def _worker(url: str) -> None:
@@ -62,14 +62,16 @@ async def _client(n_workers: int, program: str) -> None:
     with socket.create_server(("127.0.0.1", 0)) as bound:
         port = str(bound.getsockname()[1])
     url = f"nats://127.0.0.1:{port}"
-    async with process("-m", "benchmarks.command_peers.nats_queue", "server", program, port):
-        async with workers("nats_queue", n_workers, url):
-            connection = await _connected(url)
+    async with (
+        process("-m", "benchmarks.command_peers.nats_queue", "server", program, port),
+        workers("nats_queue", n_workers, url),
+    ):
+        connection = await _connected(url)
 
-            async def ask() -> None:
-                check((await connection.request(SUBJECT, BODY, timeout=ANSWER_S)).data)
+        async def ask() -> None:
+            check((await connection.request(SUBJECT, BODY, timeout=ANSWER_S)).data)
 
-            await measure(ask)
+        await measure(ask)
 
 
 if __name__ == "__main__":

@@ -4,7 +4,7 @@ There is no router between them, as nobody who uses Ray would put one there; wit
 call costs about twice as much.
 """
 
-# pyright: basic, reportMissingImports=false
+# pyright: basic, reportMissingImports=false, reportAttributeAccessIssue=false
 # Ray is not installed where types are checked.
 
 import logging

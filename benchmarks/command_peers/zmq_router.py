@@ -4,8 +4,12 @@ Messages are [client, number, body]. libzmq gives each to the next worker, in tu
 queues, as messages would be dropped, no heartbeats, and nothing is sent again.
 """
 
+# pyright: strict, reportUnknownMemberType=false
+# Messages of zmq.asyncio are only partly typed.
+
 import asyncio
 import sys
+from contextlib import AsyncExitStack
 from itertools import count
 
 import uvloop
@@ -49,28 +53,32 @@ async def _worker(endpoint: str) -> None:
 
 
 async def _client(n_workers: int) -> None:
-    async with role("zmq_router", "router") as (frontend, backend):
-        async with workers("zmq_router", n_workers, backend), asyncio.TaskGroup() as group:
-            socket = _socket(zmq.DEALER)
-            socket.connect(frontend)
-            futures: dict[bytes, asyncio.Future[bytes]] = {}
-            loop = asyncio.get_running_loop()
-            numbers = count()
+    async with AsyncExitStack() as stack:
+        frontend, backend = await stack.enter_async_context(role("zmq_router", "router"))
+        await stack.enter_async_context(workers("zmq_router", n_workers, backend))
+        group = await stack.enter_async_context(asyncio.TaskGroup())
+        socket = _socket(zmq.DEALER)
+        socket.connect(frontend)
+        futures: dict[bytes, asyncio.Future[bytes]] = {}
+        loop = asyncio.get_running_loop()
+        numbers = count()
 
-            async def receive() -> None:
-                while True:
-                    number, body = await socket.recv_multipart()
-                    futures.pop(number).set_result(body)
+        async def receive() -> None:
+            while True:
+                number, body = await socket.recv_multipart()
+                future = futures.pop(number)
+                if not future.done():  # its caller has not left
+                    future.set_result(body)
 
-            async def ask() -> None:
-                number = str(next(numbers)).encode()
-                future = futures[number] = loop.create_future()
-                await socket.send_multipart([number, BODY])
-                check(await future)
+        async def ask() -> None:
+            number = str(next(numbers)).encode()
+            future = futures[number] = loop.create_future()
+            await socket.send_multipart([number, BODY])
+            check(await future)
 
-            receiving = group.create_task(receive())
-            await measure(ask)
-            receiving.cancel()
+        receiving = group.create_task(receive())
+        await measure(ask)
+        receiving.cancel()
 
 
 if __name__ == "__main__":
