@@ -54,6 +54,8 @@ WARM_UP_S = 0.2
 START_S = 90.0
 ANSWER_S = 60.0
 LEAVE_S = 10.0
+SERVER_PLACES = ["/usr/sbin", "/usr/local/sbin"]
+"""Debian puts servers where not everybody's PATH leads."""
 MAX_SECONDS = 60.0
 N_LINES = 8
 """Of what a failed path printed last."""
@@ -182,9 +184,9 @@ def _session(leader: int) -> dict[int, int]:
 
 
 def server_of(way: Way) -> str:
-    """Path of the server's program; Debian has such where not everybody looks. Empty: none."""
-    places = os.pathsep.join([os.environ.get("PATH", os.defpath), "/usr/sbin", "/usr/local/sbin"])
-    return shutil.which(way.server, path=places) or ""
+    """Path of the server's program; empty: there is none."""
+    places = [os.environ.get("PATH", os.defpath), *SERVER_PLACES]
+    return shutil.which(way.server, path=os.pathsep.join(places)) or ""
 
 
 def versions() -> dict[str, str]:
@@ -326,7 +328,8 @@ def _seconds(text: str) -> float:
     raise argparse.ArgumentTypeError(f"seconds, above 0 and at most {MAX_SECONDS:g}, not {text!r}")
 
 
-def _options() -> argparse.ArgumentParser:
+def parser_of_options() -> argparse.ArgumentParser:
+    """What can be chosen on the command line."""
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.command_path",
         description=__doc__,
@@ -345,7 +348,7 @@ def _options() -> argparse.ArgumentParser:
 
 def main() -> None:
     """Measure and print."""
-    parser = _options()
+    parser = parser_of_options()
     options = parser.parse_args()
     installed = versions()
     absent = {name: why for name in options.peers or PEERS if (why := missing(name, installed))}
