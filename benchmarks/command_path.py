@@ -2,9 +2,9 @@
 
 A client process sends commands of about 200 bytes through a router process to eight worker
 processes, which answer at once with as many. Beside `rolloutbus` stand a router written plainly
-with `zmq.asyncio`, NATS, Ray actors, gRPC and HTTP, all in the same run and in turns, so that other
-work on the machine slows them alike: ratios count. Each has as many commands in flight as it is
-told, one caller for each. CPU is that of all processes of a path.
+with `zmq.asyncio`, NATS, Ray actors, gRPC and HTTP (FastAPI; asked by httpx, and by aiohttp), all
+in the same run and in turns, so that other work on the machine slows them alike: ratios count. Each
+has as many commands in flight as it is told, one caller for each. CPU is that of all processes.
 
 `ports` is the bus without `RolloutClient`: what the client costs is the distance between the two.
 Only the bus has heartbeats, leases, deadlines and resends; Ray has no process between client and
@@ -49,6 +49,7 @@ Json = dict[str, Any]
 ROOT = Path(__file__).resolve().parents[1]
 VENV = ROOT / ".venv-bench"
 OURS = "rolloutbus"
+FASTAPI = ("fastapi", "uvicorn")
 GOAL_IN_FLIGHT = 256
 WARM_UP_S = 0.2
 START_S = 90.0
@@ -74,8 +75,10 @@ class Way:
     role: str = "client"
     packages: tuple[str, ...] = ()
     """What must be installed in `.venv-bench`; nothing: it runs where this does."""
+    argument: str = ""
+    """What the program is told besides the number of workers."""
     server: str = ""
-    """A program that must be installed."""
+    """A program that must be installed; ours is told where it is."""
     goal: float = 0.0
     """So many times its rate is what the bus is to reach with 256 in flight; 0: no goal."""
 
@@ -87,7 +90,8 @@ WAYS = {
     "nats": Way("nats_queue", packages=("nats-py",), server="nats-server", goal=2.0),
     "ray": Way("ray_actors", packages=("ray",), goal=20.0),
     "grpc": Way("grpc_aio", packages=("grpcio",)),
-    "http": Way("fastapi_http", packages=("fastapi", "httpx", "uvicorn"), goal=20.0),
+    "httpx": Way("fastapi_http", packages=("httpx", *FASTAPI), argument="httpx", goal=20.0),
+    "aiohttp": Way("fastapi_http", packages=("aiohttp", *FASTAPI), argument="aiohttp", goal=20.0),
 }
 PEERS = [name for name in WAYS if name != OURS]
 
@@ -101,6 +105,7 @@ class RunningPath:
         self._errors = errors
         self.samples: defaultdict[int, list[Json]] = defaultdict(list)
         """In flight -> one for each round."""
+        self.last: Json = {}
 
     async def ready(self) -> None:
         """Wait until all its processes are connected."""
@@ -134,14 +139,14 @@ async def running(name: str, n_workers: int) -> AsyncGenerator[RunningPath]:
     way = WAYS[name]
     python = VENV / "bin" / "python" if way.packages else sys.executable
     command = [str(python), "-m", f"benchmarks.command_peers.{way.module}", way.role]
-    server = [server_of(way)] if way.server else []
+    told = server_of(way) if way.server else way.argument
     variables = environment()
     variables["PYTHONPATH"] = os.pathsep.join([str(ROOT), variables.get("PYTHONPATH", "")])
     with tempfile.TemporaryFile() as errors:
         client = await asyncio.create_subprocess_exec(
             *command,
             str(n_workers),
-            *server,
+            *([told] if told else []),
             stdin=PIPE,
             stdout=PIPE,
             stderr=errors,
@@ -288,10 +293,12 @@ async def _measured(names: Sequence[str], options: argparse.Namespace) -> list[J
         for in_flight in options.in_flight:
             _tell(f"measuring with {in_flight} in flight", options)
             for path in paths:
-                await path.sample(in_flight, WARM_UP_S)
+                path.last = await path.sample(in_flight, WARM_UP_S)
             for number in range(options.rounds):
                 for path in paths if number % 2 == 0 else paths[::-1]:
-                    path.samples[in_flight].append(await path.sample(in_flight, options.seconds))
+                    if "failed" not in path.last:  # else that stays its result for this load
+                        path.last = await path.sample(in_flight, options.seconds)
+                    path.samples[in_flight].append(path.last)
     return [
         row_of(path.name, in_flight, path.samples[in_flight], paths[0].samples[in_flight])
         for in_flight in options.in_flight

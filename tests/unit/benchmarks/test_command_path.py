@@ -36,7 +36,7 @@ def test_a_peer_that_is_named_twice_is_measured_once() -> None:
 def test_what_a_path_misses_is_told_with_what_to_do() -> None:
     assert missing("zmq", []) == ""
     told = ".venv-bench has no fastapi and no uvicorn: make .venv-bench/.installed"
-    assert missing("http", ["httpx"]) == told
+    assert missing("httpx", ["httpx"]) == told
 
 
 def test_a_server_that_is_not_installed_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
