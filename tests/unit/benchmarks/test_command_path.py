@@ -63,8 +63,8 @@ def test_ratios_are_medians_of_the_rounds_and_judged_by_their_goal() -> None:
 
 def test_a_path_that_fails_has_no_figures_and_says_why() -> None:
     failed = {"failed": "ReadError: it closed"}
-    row = row_of("http", 256, [_sample(10.0), failed], [_sample(100.0)] * 2)
-    assert row == {"path": "http", "in_flight": 256, **failed}
+    row = row_of("httpx", 256, [_sample(10.0), failed], [_sample(100.0)] * 2)
+    assert row == {"path": "httpx", "in_flight": 256, **failed}
     ours = row_of("zmq", 256, [_sample(10.0)], [failed])
     assert "rolloutbus_ratio" not in ours
     assert verdicts([row, ours]) == []
