@@ -11,7 +11,7 @@ Only the bus has heartbeats, leases, deadlines and resends; Ray has no process b
 worker, and NATS a server that is not written in Python. Gateways for engines (SMG, sglang-router)
 speak of tokens over HTTP: see `vs_smg.py`.
 
-    python -m benchmarks.command_path                        # all paths, about two minutes
+    python -m benchmarks.command_path                        # all paths, two to four minutes
     python -m benchmarks.command_path --peers zmq,nats --in-flight 256 --rounds 9
     python -m benchmarks.command_path --peers grpc --workers 2 --seconds 1 --json
 
