@@ -20,6 +20,7 @@ SGLANG_NEEDS := tests/sglang/requirements-$(SGLANG).txt
 PEERS_VENV := .venv-peers
 DEPLOY_VENV := .venv-deploy
 RELEASE_VENV := .venv-release
+BENCH_VENV := .venv-bench
 ADAPTERS := skyrl-0.3 trl
 # Those for which a commit's 25 minutes leave no room.
 ADAPTERS_NIGHTLY := areal art ray s3 skyrl-0.2 verl
@@ -84,13 +85,25 @@ $(RELEASE_VENV)/.installed: tests/release/requirements.txt
 	@$(RELEASE_VENV)/bin/$(PIP_INSTALL) --requirement $<
 	@touch $@
 
+# `import` finds what .venv has, too.
+define beside
+	@cd $(1)/lib/python3*/site-packages && \
+		echo "import site; site.addsitedir('$$(echo $(abspath $(VENV))/lib/python3*/site-packages)')" >beside.pth
+endef
+
+# What commands could travel by instead of the bus; only benchmarks/command_path.py uses it.
+$(BENCH_VENV)/.installed: benchmarks/requirements-peers.txt $(STAMP)
+	$(call make_venv,$(BENCH_VENV),0.4 GB)
+	$(call beside,$(BENCH_VENV))
+	@$(BENCH_VENV)/bin/$(PIP_INSTALL) --requirement $<
+	@touch $@
+
 # A framework's environment has what .venv has, and on top what the framework asks for; and what is
 # to be installed alone, because its dependencies are others than those here.
 .PRECIOUS: .venv-%/.installed
 .venv-%/.installed: tests/adapters/%/requirements.txt $(STAMP)
 	$(call make_venv,.venv-$*,up to 0.6 GB)
-	@cd .venv-$*/lib/python3*/site-packages && \
-		echo "import site; site.addsitedir('$$(echo $(abspath $(VENV))/lib/python3*/site-packages)')" >beside.pth
+	$(call beside,.venv-$*)
 	@.venv-$*/bin/$(PIP_INSTALL) --requirement $<
 	@! test -f $(<D)/requirements-alone.txt || \
 		.venv-$*/bin/$(PIP_INSTALL) --no-deps --requirement $(<D)/requirements-alone.txt

@@ -1,5 +1,6 @@
 """What members, routers and clients remember of ended requests, bounded by number and age."""
 
+from collections import OrderedDict
 from collections.abc import Collection, Iterator
 from typing import Generic, TypeVar
 
@@ -24,8 +25,9 @@ class _Remembered(Generic[ValueT]):
     def __init__(self, ttl_s: float, limit: int) -> None:
         self._ttl_s = ttl_s
         self._limit = limit
-        self._by_rid: dict[str, tuple[ValueT, float]] = {}
-        """rid -> (value, when it expires), ordered by that."""
+        self._by_rid: OrderedDict[str, tuple[ValueT, float]] = OrderedDict()
+        """rid -> (value, when it expires), ordered by that. Not a dict: that would walk over all
+        the places of those which are gone to find its first."""
 
     def __len__(self) -> int:
         return len(self._by_rid)
@@ -53,7 +55,7 @@ class _Remembered(Generic[ValueT]):
         self._by_rid.pop(rid, None)  # so that the dict stays ordered by expiry
         self._by_rid[rid] = (value, now + self._ttl_s)
         if len(self._by_rid) > self._limit:
-            del self._by_rid[next(iter(self._by_rid))]
+            self._by_rid.popitem(last=False)
 
 
 class Tombstones(_Remembered[Attempt]):

@@ -62,9 +62,9 @@ CORNERS = {
     "msgpack": r"replay/inspection\.py|tests/.*",
     "zmq": r"bus/.*(_port|zmq[a-z_]*)\.py|(tests|benchmarks)/.*",
     "torch": r"(engine_worker/(engines|weights)|trainer_adapter|examples|tests|benchmarks)/.*",
-    "fastapi": r"gateway/.*|tests/.*",
+    "fastapi": r"gateway/.*|tests/.*|benchmarks/command_peers/.*",
     "starlette": r"gateway/.*",
-    "uvicorn": r"gateway/server\.py",
+    "uvicorn": r"gateway/server\.py|benchmarks/command_peers/.*",
     "prometheus_client": r"gateway/.*|tests/.*",
     "openai": r"tests/.*",
     # A framework is imported in its own adapter alone.
@@ -73,7 +73,8 @@ CORNERS = {
     "art": r"trainer_adapter/frameworks/art/.*|tests/adapters/.*",
     "skyrl": r"trainer_adapter/frameworks/skyrl/.*|tests/adapters/.*",
     "verl": r"trainer_adapter/frameworks/verl/.*|tests/adapters/.*",
-    "ray": r"launcher/on_ray/.*|trainer_adapter/frameworks/verl/.*|tests/adapters/.*",
+    "ray": r"launcher/on_ray/.*|trainer_adapter/frameworks/verl/.*|tests/adapters/.*"
+    r"|benchmarks/command_peers/.*",
     "hydra": r"tests/adapters/.*",
     "peft": r"trainer_adapter/frameworks/art/.*|tests/.*",
     "datasets": r"tests/adapters/.*|benchmarks/adapter_overhead\.py",

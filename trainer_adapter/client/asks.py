@@ -3,7 +3,7 @@
 import math
 import secrets
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Annotated, Any, Literal, TypedDict, Unpack, cast
 
 import msgspec
@@ -34,6 +34,7 @@ Prompt = Sequence[int] | np.ndarray[tuple[Any, ...], np.dtype[Any]]
 """Token ids, at least one; an int32 array is sent without conversion."""
 
 DEFAULT_DEADLINE_S = 600.0
+MAX_TOKEN_ID = 2**31 - 1
 OFF_ELSEWHERE = -1
 """The value of `top_k` that means "off" in other libraries."""
 
@@ -322,7 +323,7 @@ def _row_of(first: Ask, seed: int | None, index: int) -> Ask:
     if seed is not None and MIN_SEED <= seed <= MAX_SEED:  # another one is refused by its name
         own = msgspec.structs.replace(body.sampling, sampling_seed=row_seed(seed, index))
         body = msgspec.structs.replace(body, sampling=own)
-    return replace(first, body=body, retries_busy=True)
+    return msgspec.structs.replace(first, body=body, retries_busy=True)
 
 
 def sampling_of(given: SamplingLike) -> SamplingParams:
@@ -365,9 +366,10 @@ def tokens_of(prompt: Prompt) -> Int32s:
     if array.ndim != 1:
         shape = f"not an array of shape {array.shape}"
         raise Refused(bad_request("prompt", f"a prompt is one list of token ids, {shape}"))
-    if not np.issubdtype(array.dtype, np.integer):
+    if array.dtype.kind not in "iu":
         raise Refused(bad_request("prompt", f"token ids are integers, not {array.dtype}"))
-    if array.min() < 0 or array.max() > np.iinfo(np.int32).max:
+    # Without its sign a negative number is larger than all that fit: so one look is enough.
+    if np.maximum.reduce(array.astype(np.uint64)) > MAX_TOKEN_ID:
         raise Refused(bad_request("prompt", "a token id is negative or does not fit int32"))
     tokens = np.ascontiguousarray(array, "<i4")
     if tokens.nbytes > MAX_TOKENS_BYTES:

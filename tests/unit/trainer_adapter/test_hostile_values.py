@@ -2,7 +2,6 @@
 
 import enum
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from typing import Any
 
 import msgspec
@@ -99,7 +98,7 @@ def _ask(place: tuple[str, tuple[str, ...]], value: object) -> Ask:
     if path[0] == "place":
         return Ask("generate", SOUND["generate"], place=_with(Placement("d"), path[1:], value))
     changes: dict[str, Any] = {path[0]: value}
-    return replace(sound, **changes)
+    return msgspec.structs.replace(sound, **changes)
 
 
 def _refusal_of(call: Callable[[], object]) -> Refused | None:

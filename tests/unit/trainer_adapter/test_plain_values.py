@@ -21,7 +21,7 @@ from rolloutbus import (
 )
 from rolloutbus.bus.wire.errors import ActorStopped, BusError, Refused, SettingsError
 from rolloutbus.bus.wire.messages.generation import Generate, Grammar, Media, SamplingParams, Want
-from rolloutbus.trainer_adapter.client.asks import ask_of, batch_prompts
+from rolloutbus.trainer_adapter.client.asks import ask_of, batch_prompts, tokens_of
 from rolloutbus.trainer_adapter.publisher.publisher import source_of
 
 ADDRESS = "tcp://127.0.0.1:1"
@@ -230,3 +230,32 @@ async def test_a_client_that_was_not_opened_says_how() -> None:
         sync_client().status()
     sync_client().close()  # as often as one likes
     await client().close()
+
+
+@pytest.mark.parametrize(
+    "prompt",
+    [
+        [1, -1],
+        [1, 2**31],
+        *(np.array([1, -1], f"<i{size}") for size in (1, 2, 4, 8)),
+        np.array([1, -1], ">i4"),
+        np.array([1, 2**31], np.uint32),
+        np.array([1, 2**64 - 1], np.uint64),
+    ],
+)
+def test_a_token_id_that_is_no_int32_is_refused(prompt: object) -> None:
+    with pytest.raises(Refused, match="negative or does not fit int32") as refused:
+        tokens_of(wrong(prompt))
+    assert refused.value.field == "prompt"
+
+
+@pytest.mark.parametrize("dtype", ["u1", "<i2", "<i4", ">i4", "<i8", "<u8"])
+def test_token_ids_of_any_width_become_int32(dtype: str) -> None:
+    last = min(int(np.iinfo(dtype).max), 2**31 - 1)
+    tokens = tokens_of(np.array([0, last], dtype))
+    assert (tokens.dtype, tokens.tolist()) == (np.dtype("<i4"), [0, last])
+
+
+def test_spans_of_time_are_no_token_ids() -> None:
+    with pytest.raises(Refused, match="token ids are integers, not timedelta64"):
+        tokens_of(np.array([1], "m8[s]"))

@@ -3,7 +3,7 @@
 The client holds the truth: what was asked, what came back so far, which executions are dead.
 """
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Literal
 
 import msgspec
@@ -51,8 +51,7 @@ MAX_DEAD = 256
 """Limit of void executions remembered per request; the oldest are forgotten first."""
 
 
-@dataclass(frozen=True, slots=True)
-class Ask:
+class Ask(msgspec.Struct, frozen=True):
     """What a caller asks for, once and for all."""
 
     kind: str
@@ -109,7 +108,9 @@ def sealed_ask(ask: Ask) -> tuple[Ask, Raw]:
     header = Entry(ask.kind, rid=ask.rid, route=ask.route, place=ask.place)
     header, _ = sealed(header, Entry)
     return (
-        replace(ask, body=body, route=header.route, place=header.place, rid=header.rid),
+        msgspec.structs.replace(
+            ask, body=body, route=header.route, place=header.place, rid=header.rid
+        ),
         packed,
     )
 
