@@ -93,7 +93,10 @@ class Pair:
         self._say_at = 0.0
         self._seq = 0
         self._began_at = 0.0
-        self._linked_at = 0.0
+        """When it was started, or went on after it had stood still."""
+        self._carried_at = 0.0
+        """When the link was made, or carried something last: it may be dead while the other router
+        says hello over a link of its own."""
         self._heard_at = 0.0
         """When the other router last showed that it lives."""
         self._ticked_at = 0.0
@@ -125,13 +128,13 @@ class Pair:
             # We were frozen, and what the other one said meanwhile has not been read yet.
             grace_s = self._settings.takeover_s - self._leases.silence_s
             self._heard_at = max(self._heard_at, now - grace_s)
-            self._linked_at = now
+            self._carried_at = self._began_at = now
         self._ticked_at = now
         effects: list[Effect] = []
         if not self._is_linked:
             if now >= self._connect_at:
                 effects = self._connect(now)
-        elif now - max(self._linked_at, self._heard_at) > self._leases.silence_s:
+        elif now - self._carried_at > self._leases.silence_s:
             self.link_down(now)
         elif now >= self._say_at:
             effects = self._say(now)
@@ -140,6 +143,7 @@ class Pair:
 
     def receive(self, entries: list[Entry], now: float) -> None:
         """The other router says something."""
+        self._carried_at = now
         for entry in entries:
             try:
                 self._hear(unpack(entry), now)
@@ -157,6 +161,7 @@ class Pair:
     def rejected(self, why: str, own: Rank) -> None:
         """Members say that they obey another router: this one is active no more."""
         self._note_epoch(own.epoch)
+        self._other = "unknown"  # that it stood by is old news
         self._stand_down(f"{why}; this one stands by from now on")
 
     def _hear(self, body: object, now: float) -> None:
@@ -244,7 +249,7 @@ class Pair:
         )
 
     def _connect(self, now: float) -> list[Effect]:
-        self._is_linked, self._linked_at = True, now
+        self._is_linked, self._carried_at = True, now
         return [Connect(self._n_lost), *self._say(now)]
 
     def _say(self, now: float) -> list[Effect]:

@@ -11,17 +11,17 @@ from tests.drills.simulation.scenario import SWARM
 
 FOUND_BY = {
     "fencing": 0,
-    "retry": 0,
+    "retry": 4,
     "self_fence": 0,
-    "outbox": 4,
-    "client_resend": 9,
+    "outbox": 3,
+    "client_resend": 19,
     "holding_back": 0,
     "client_dedup": 0,
-    "recovery_window": 5,
+    "recovery_window": 7,
     "own_pause_grace": 10,
     "lease_from_receipt": 2,
-    "router_resend": 4,
-    "expiry": 0,
+    "router_resend": 19,
+    "expiry": 9,
     "short_window": 0,
     "epoch_per_boot": 3,
     "commit_record": 0,
@@ -35,6 +35,12 @@ FOUND_BY = {
     "detached_over": 0,
     "intent": 0,
     "intent_copies": 3,
+    "pair_asking": 0,
+    "pair_wish": 3,
+    "pair_outranked": 0,
+    "pair_waking": 134,
+    "pair_link": 134,
+    "pair_old_news": 321,
 }
 """Mutant -> a seed that finds it."""
 SEARCHED = 600

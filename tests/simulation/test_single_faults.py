@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.drills.simulation.faults import FAULTS
+from tests.drills.simulation.faults import KINDS
 from tests.drills.simulation.runs import run_seed
 from tests.drills.simulation.scenario import SMALL
 from tests.drills.simulation.single_faults import SEED, moments, run_single_faults
@@ -22,6 +22,6 @@ def test_enough_happens_to_be_hit() -> None:
 @pytest.mark.simulation
 @pytest.mark.timeout(120)
 @pytest.mark.sampled(5)
-@pytest.mark.parametrize("kind", FAULTS)
+@pytest.mark.parametrize("kind", KINDS)
 def test_a_single_fault_at_any_moment_loses_nothing(kind: str) -> None:
     assert run_single_faults(STRIDE, [kind]).failing == []

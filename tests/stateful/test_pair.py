@@ -1,8 +1,13 @@
 """Two routers and their members under random faults: in the end one router holds them all."""
 
+# pyright: reportPrivateUsage=false
+# Mutants switch private decisions off.
+
 import random
 from collections.abc import Callable
 from functools import partial
+
+import pytest
 
 from rolloutbus.bus.actor.effects import Connect, ForgetPeer, Send, SendAll
 from rolloutbus.bus.membership.core import MemberCore, MemberIdentity
@@ -16,7 +21,7 @@ from rolloutbus.router.core import RouterCore
 from rolloutbus.router.events import Effect, Received, Ticked
 from rolloutbus.router.pair import Effect as PairEffect
 from rolloutbus.router.pair import Pair, Rank
-from rolloutbus.router.settings import PairSettings, RouterSettings
+from rolloutbus.router.settings import TAKEOVER_S, PairSettings, RouterSettings
 
 TICK_S = 0.05
 LEASES = LeaseSettings()
@@ -29,6 +34,8 @@ SETTLED_S = 40.0
 """After the last fault there is one router again, with all members."""
 
 Hears = Callable[[list[Entry]], None]
+Tamper = Callable[[Pair | MemberCore], None]
+"""Switches a protection off before anything happens."""
 
 
 class Net:
@@ -75,8 +82,9 @@ class Net:
 class Router:
     """One of the two; it obeys its `Pair` as the shell of a router does."""
 
-    def __init__(self, net: Net, name: str, other: str, rng: random.Random) -> None:
+    def __init__(self, net: Net, name: str, other: str, rng: random.Random, tamper: Tamper) -> None:
         self.net, self.name, self.other, self.rng = net, name, other, rng
+        self.tamper = tamper
         self.is_alive = True
         self.frozen_until = 0.0
         self._inbox: list[Callable[[], None]] = []
@@ -89,6 +97,7 @@ class Router:
         self.core: RouterCore | None = None
         settings = PairSettings(f"ipc:///{self.other}", is_first=self.name == "a")
         self.pair = Pair(settings, LEASES, self.rng.randbytes(16).hex(), self.rng)
+        self.tamper(self.pair)
         self._apply_pair(self.pair.start(self.net.now))
 
     def kill(self) -> None:
@@ -160,10 +169,11 @@ class Router:
 class Member:
     """A worker that knows both routers."""
 
-    def __init__(self, net: Net, name: str, rng: random.Random) -> None:
+    def __init__(self, net: Net, name: str, rng: random.Random, tamper: Tamper) -> None:
         self.net, self.name = net, name
         identity = MemberIdentity("worker", name, rng.randbytes(16).hex())
         self.core = MemberCore(identity, LEASES, rng)
+        tamper(self.core)
         self._link: Peer | None = None
         self._apply(self.core.online(FACTS, net.now))
 
@@ -186,11 +196,11 @@ class Member:
 class World:
     """Both routers and all members."""
 
-    def __init__(self, rng: random.Random) -> None:
+    def __init__(self, rng: random.Random, tamper: Tamper = lambda _: None) -> None:
         self.rng, self.net = rng, Net()
         for name, other in ("ab", "ba"):
-            self.net.routers[name] = Router(self.net, name, other, rng)
-        self.members = [Member(self.net, f"w{n}", rng) for n in range(N_MEMBERS)]
+            self.net.routers[name] = Router(self.net, name, other, rng, tamper)
+        self.members = [Member(self.net, f"w{n}", rng, tamper) for n in range(N_MEMBERS)]
         self._restarts: list[tuple[float, Router]] = []
 
     def run(self, seconds: float) -> None:
@@ -266,12 +276,85 @@ def test_a_router_that_stood_still_leaves_the_fleet_to_the_other(rng: random.Ran
     assert world.holder() == "b"
 
 
-def test_routers_that_only_miss_each_other_change_nothing(rng: random.Random) -> None:
-    world = World(rng)
+def miss_each_other(world: World) -> None:
+    """The routers do not hear each other, and the members hear both: nothing changes."""
     world.run(8.0)
     world.net.cut.add(frozenset("ab"))
     world.run(60.0)
     assert world.holder() == "a"
+
+
+def meet_again(world: World) -> None:
+    """Both were active, each with its members: one of them goes on with all, as it was."""
+    world.run(8.0)
+    world.net.cut |= {
+        frozenset(each) for each in (("a", "b"), ("a", "w0"), ("a", "w1"), ("b", "w2"))
+    }
+    world.run(MOVED_S)
+    second = world.net.routers["b"].core
+    assert len(world.active) == 2
+    world.net.cut.clear()
+    world.run(5.0)
+    assert world.holder() == "b"
+    assert world.net.routers["b"].core is second
+
+
+def come_back_unseen(world: World) -> None:
+    """One was replaced while it stood still; only a member that comes by can tell it so."""
+    world.run(8.0)
+    world.net.routers["a"].frozen_until = world.net.now + 15.0
+    world.run(14.0)
+    world.net.cut = {frozenset("ab"), frozenset(("b", "w0"))}
+    world.run(LEASES.silence_s + 1.2)  # it comes back, and w0 looks for another router
+    world.net.cut = {frozenset("ab")}
+    world.run(5.0)
+    assert world.holder() == "b"
+
+
+def unwished(core: Pair | MemberCore) -> None:
+    """A router takes over when it alone cannot hear the other one."""
+    if isinstance(core, Pair):
+        core._is_wanted = _is_silent
+
+
+def unreleased(core: Pair | MemberCore) -> None:
+    """A member holds on to a router that has told it that it stands by."""
+    if isinstance(core, MemberCore):
+        core._holder.released = lambda: None
+
+
+def unmoved(core: Pair | MemberCore) -> None:
+    """A router stays active though members obey another one."""
+    if isinstance(core, Pair):
+        core.rejected = _nothing
+
+
+def _is_silent(now: float, silent_s: float) -> bool:
+    del now
+    return silent_s >= TAKEOVER_S
+
+
+def _nothing(why: str, own: Rank) -> None:
+    del why, own
+
+
+STORIES = {miss_each_other: unwished, meet_again: unreleased, come_back_unseen: unmoved}
+"""What happens -> the protection that it needs, switched off."""
+
+
+@pytest.mark.parametrize("story", STORIES)
+def test_one_router_holds_the_fleet_whatever_the_two_believe(
+    story: Callable[[World], None], rng: random.Random
+) -> None:
+    story(World(rng))
+
+
+@pytest.mark.parametrize(("story", "mutant"), STORIES.items())
+def test_each_protection_is_needed(
+    story: Callable[[World], None], mutant: Tamper, rng: random.Random
+) -> None:
+    with pytest.raises(AssertionError):
+        story(World(rng, mutant))
 
 
 def test_after_any_faults_one_router_holds_all_members(

@@ -37,9 +37,9 @@ def sim(  # noqa: PLR0917 - typer makes options of them
     """Search for lost, doubled or wrong results under simulated crashes, cuts and freezes.
 
     Each seed is a fleet of four workers and three clients, 60 requests, a weight update and a
-    dozen faults within 120 virtual seconds. The same seed is the same run. Exit status 1 if an
-    oracle was broken, if a kind of event was never seen, or if a mutant was not found.
-    `--seeds 0` leaves only what else was asked for.
+    dozen faults within 120 virtual seconds; some have a router and its standby. The same seed is
+    the same run. Exit status 1 if an oracle was broken, if a kind of event was never seen, or if a
+    mutant was not found. `--seeds 0` leaves only what else was asked for.
     """
     if seed is not None:
         start, seeds, jobs = seed, 1, 1

@@ -32,7 +32,7 @@ MANY_RUNS = 2
 """Whoever has begun so often may run out of 60 s: a slow engine lets a request wait for 16 s and
 samples for 16 s, each time."""
 LONG_FREEZE_S = 15.0
-"""So may one whose engine stood still, or whose fleet was paused, for so long."""
+"""So may one whose engine stood still, or whose fleet was paused or had no router, for so long."""
 EARLY_S = 0.01
 """Deadlines travel as whole milliseconds."""
 POISON_CODES = ("poison", "engine_crashed")
@@ -69,7 +69,7 @@ def excuse(world: "World", rid: str, case: Case, outcome: object) -> str:
         return ""  # time heals these until the deadline
     if _lacks_weights(world, rid, case):
         return "version_unavailable"
-    return "expired" if is_impatient(case) or _was_unlucky(world, rid) else ""
+    return "expired" if is_impatient(case) or _was_unlucky(world, rid, case) else ""
 
 
 def _is_loss(outcome: object) -> bool:
@@ -83,9 +83,10 @@ def _is_loss(outcome: object) -> bool:
             return isinstance(outcome, PeerLost)
 
 
-def _was_unlucky(world: "World", rid: str) -> bool:
+def _was_unlucky(world: "World", rid: str, case: Case) -> bool:
     n_runs = len(world.oracles.runs.get(rid, ()))
-    held_up_s = world.frozen_s[rid] + world.pauses.lasted_s
+    unsettled_s = world.pair_oracles.unsettled(case.asked_at, case.ended_at)
+    held_up_s = world.frozen_s[rid] + world.pauses.lasted_s + unsettled_s
     return n_runs >= MANY_RUNS or held_up_s >= LONG_FREEZE_S
 
 

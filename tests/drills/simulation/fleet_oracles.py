@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 from rolloutbus.router.members.records import MemberRecord
 from tests.drills.simulation.oracles import Oracles
 from tests.drills.simulation.peeks import holds_lease, router_of, version_of
+from tests.drills.simulation.routers import Routers
 from tests.drills.simulation.sim_router import RouterNode
 from tests.drills.simulation.sim_worker import WorkerNode
 from tests.drills.simulation.watch import UpdatePhase
@@ -52,7 +53,8 @@ class FleetOracles:
             self._oracles.broken(
                 "holder_first", member.name, "still acts under a lease taken from it"
             )
-        is_thaw = 0 <= now - world.health.router_thaws_at < THAWED_S
+        is_alone = isinstance(world.routers, Routers)  # of a pair another one may serve meanwhile
+        is_thaw = is_alone and 0 <= now - world.health.router_thaws_at < THAWED_S
         if not world.health.is_touched(member.name) and (
             is_thaw or not world.health.is_touched("router")
         ):
@@ -61,7 +63,8 @@ class FleetOracles:
     def stepped_down(self, router: RouterNode) -> None:
         """A router left because another one holds the fleet: was there one?"""
         self._oracles.seen["routers_stepped_down"] += 1
-        if not self._world.routers.stepped_down(router):
+        routers = self._world.routers
+        if isinstance(routers, Routers) and not routers.stepped_down(router):
             self._oracles.broken("one_router", "", "left for another one, and was the only one")
 
     def session_broken(self, text: str) -> None:

@@ -15,6 +15,7 @@ from rolloutbus.bus.membership.core import MemberCore
 from rolloutbus.bus.wire.commands import COMMANDS
 from rolloutbus.bus.wire.entry import NO_ATTEMPT, Entry
 from rolloutbus.router.members.records import Reason
+from rolloutbus.router.settings import TAKEOVER_S
 from rolloutbus.trainer_adapter.client.core.effects import Complete
 from tests.drills.simulation.process import Process
 from tests.drills.simulation.scenario import (
@@ -24,10 +25,12 @@ from tests.drills.simulation.scenario import (
     FORGETFUL,
     FORSAKEN,
     HAUNTED,
+    PAIRED,
     SUCCEEDED,
     Scenario,
 )
 from tests.drills.simulation.sim_client import ClientNode
+from tests.drills.simulation.sim_pair import PairNode
 from tests.drills.simulation.sim_router import RouterNode
 from tests.drills.simulation.sim_store import StoreNode
 from tests.drills.simulation.sim_worker import WorkerNode
@@ -343,6 +346,59 @@ def without_copies_of_the_intent(process: Process) -> None:
         intents.joined = joined_unheard
 
 
+def without_asking(process: Process) -> None:
+    """The first router of a pair is active as soon as it is started."""
+    if isinstance(process, PairNode) and process.pair.state == "asking":
+        process.pair.state = "active"
+
+
+def without_wish(process: Process) -> None:
+    """A router takes over when it alone cannot hear the other one."""
+    if isinstance(process, PairNode):
+        process.pair._is_wanted = _is_silent
+
+
+def without_standing_down(process: Process) -> None:
+    """Two active routers that hear each other both stay."""
+    if isinstance(process, PairNode):
+        process.pair._outranks = _never_outranked
+
+
+def without_waking_up(process: Process) -> None:
+    """A router that stood still judges the other one as if it had not."""
+    if isinstance(process, PairNode):
+        leases = process.pair._leases
+        process.pair._leases = replace(leases, late_tick_s=NEVER)
+
+
+def with_borrowed_life(process: Process) -> None:
+    """A router takes the other one's hello for a sign that its own link to it works."""
+    if isinstance(process, PairNode):
+        pair = process.pair
+        turned_away = pair.turned_away
+
+        def turned_away_relieved(hello: Any, now: float) -> None:  # noqa: ANN401 - as wrapped
+            turned_away(hello, now)
+            if hello.role == "router":
+                pair._carried_at = now
+
+        pair.turned_away = turned_away_relieved
+
+
+def with_old_news(process: Process) -> None:
+    """A router that members have rejected goes by what it heard before it was active."""
+    if isinstance(process, PairNode):
+        pair = process.pair
+        rejected = pair.rejected
+
+        def rejected_unmoved(why: str, own: Any) -> None:  # noqa: ANN401 - as wrapped
+            other = pair._other
+            rejected(why, own)
+            pair._other = other
+
+        pair.rejected = rejected_unmoved
+
+
 MUTANTS: dict[str, Callable[[Process], None]] = {
     "fencing": without_fencing,
     "retry": without_retry,
@@ -369,6 +425,12 @@ MUTANTS: dict[str, Callable[[Process], None]] = {
     "detached_over": without_over,
     "intent": without_intent,
     "intent_copies": without_copies_of_the_intent,
+    "pair_asking": without_asking,
+    "pair_wish": without_wish,
+    "pair_outranked": without_standing_down,
+    "pair_waking": without_waking_up,
+    "pair_link": with_borrowed_life,
+    "pair_old_news": with_old_news,
 }
 """Protection -> how it is switched off."""
 SCENARIOS: dict[str, Scenario] = {
@@ -382,6 +444,12 @@ SCENARIOS: dict[str, Scenario] = {
     "detached_over": FORSAKEN,
     "intent": BARRIER,
     "intent_copies": BARRIER,
+    "pair_asking": PAIRED,
+    "pair_wish": PAIRED,
+    "pair_outranked": PAIRED,
+    "pair_waking": PAIRED,
+    "pair_link": PAIRED,
+    "pair_old_news": PAIRED,
 }
 """Where protections are looked for that are seldom needed, or that others stand in front of (a
 fresh connection for each lease, heartbeats that tell the truth)."""
@@ -404,6 +472,18 @@ def _nothing(*_arguments: object, **_named: object) -> None:
 def _never(request: object, worker: object) -> bool:
     """Says no."""
     del request, worker
+    return False
+
+
+def _is_silent(now: float, silent_s: float) -> bool:
+    """Asks for nothing but silence."""
+    del now
+    return silent_s >= TAKEOVER_S
+
+
+def _never_outranked(own: object) -> bool:
+    """Says no."""
+    del own
     return False
 
 

@@ -6,8 +6,15 @@ from typing import TYPE_CHECKING, NamedTuple
 from rolloutbus.bus.wire.entry import Attempt, Entry, Epoch
 from rolloutbus.bus.wire.versions import VersionRule, parse_versions
 from rolloutbus.router.members.records import MemberRecord
-from tests.drills.simulation.peeks import holds_lease, is_updating, version_of
+from tests.drills.simulation.peeks import (
+    holds_lease,
+    is_updating,
+    router_epoch_of,
+    router_of,
+    version_of,
+)
 from tests.drills.simulation.process import TICK_S
+from tests.drills.simulation.routers import RouterPair
 from tests.drills.simulation.sim_client import Case
 from tests.drills.simulation.sim_host import SimHost
 from tests.drills.simulation.sim_router import RouterNode
@@ -24,6 +31,8 @@ FAULTY_SLACK_S = 15.0
 """Deadlines on the wire are durations: what holds a command up stretches them. The longest way:
 3.5 s in a link before it breaks, 5 s in a frozen router, 3.5 s in the next link, 2.4 s in a
 worker that is frozen and keeps its lease."""
+STRANDED_S = 11.0
+"""So much longer may a router of a pair be frozen."""
 OVERTIME_S = 1.6
 """A client gives up this long after a deadline, and says so at a tick."""
 NEWS_S = 1.0
@@ -73,6 +82,8 @@ class Oracles:
         self.holders: dict[str, set[WorkerNode]] = {}
         """rid -> workers that sent an ending of it."""
         self._world = world
+        self._obeyed: dict[tuple[WorkerNode, int], str] = {}
+        """(worker, router epoch) -> instance of the router that it obeyed then."""
         self._executed: set[tuple[str, Attempt]] = set()
         self._placed_at: dict[tuple[str, str], tuple[int, str]] = {}
         """(rid, identity of the fleet) -> the newest weights that it was given to, by whom."""
@@ -106,6 +117,9 @@ class Oracles:
         if (rid, entry.attempt) in self._executed:
             self.broken("executed_once", rid, f"{where} was begun before")
         self._executed.add((rid, entry.attempt))
+        router = router_of(member)
+        if self._obeyed.setdefault((worker, router_epoch_of(member)), router) != router:
+            self.broken("one_router", rid, f"{where} obeys a second router of one epoch")
         self._world.pauses.began(worker.name, entry)
         self._world.two_fleets.began(worker, entry)
         self._owns_alone(worker, rid, where)
@@ -162,7 +176,9 @@ class Oracles:
 
     def _never_goes_back(self, router: RouterNode, member: MemberRecord, rid: str) -> None:
         """Whether its tokens would be of older weights than those before; waves may do that."""
-        context = router.core.context
+        context, obeying = router.core.context, self._world.workers[member.name].core.member
+        if router_of(obeying) != context.instance:
+            return  # a router that stood still, say: nobody will carry that out
         key = rid, context.intent.fleet
         before, instance = self._placed_at.get(key, (0, ""))
         if member.version >= before:
@@ -214,7 +230,8 @@ class Oracles:
         if case is None:
             return
         is_held_up = health.is_disturbed or health.is_touched(worker.name, few_lost=1)
-        slack_s = FAULTY_SLACK_S if is_held_up else CALM_SLACK_S
+        faulty_s = FAULTY_SLACK_S + STRANDED_S * isinstance(self._world.routers, RouterPair)
+        slack_s = faulty_s if is_held_up else CALM_SLACK_S
         late_s = self._world.time.now - case.deadline_at
         if late_s > slack_s:
             self.broken("not_expired", rid, f"{where} begins {late_s:.2f} s after its deadline")

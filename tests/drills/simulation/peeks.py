@@ -23,6 +23,11 @@ def router_of(member: MemberCore) -> str:
     return member._holder.instance
 
 
+def router_epoch_of(member: MemberCore) -> int:
+    """Epoch at which it obeys that router."""
+    return member._holder.router_epoch
+
+
 def version_of(worker: WorkerCore) -> int:
     """Weights that its engine has active."""
     return worker._controller.version

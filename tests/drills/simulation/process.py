@@ -6,6 +6,10 @@ from typing import Any
 from tests.drills.simulation.virtual_time import VirtualTime
 
 FRONT, BACK = "ipc:///sim/front", "ipc:///sim/back"
+FRONT_2, BACK_2 = "ipc:///sim/front-2", "ipc:///sim/back-2"
+"""Of the second router, where there is a pair of them."""
+ROUTERS = ("router", "router2")
+"""Names of the routers in the network; without a pair there is the first one only."""
 TICK_S = 0.25
 """Several times as long as in the shells: what may wait for a tick waits long."""
 

@@ -56,6 +56,8 @@ class Scenario:
     """The fleet is paused once within this interval, and goes on at its end at the latest."""
     second_fleet_s: tuple[float, float] | None = None
     """Another fleet comes to the address within this interval, and its store later."""
+    pair_share: float = 0.0
+    """Of runs: two routers, of which one stands by."""
     ambush: tuple[UpdatePhase, str] | None = None
     """Besides: when in the weight update to strike, and how."""
     publish_deadline_s: float = 20.0
@@ -66,7 +68,7 @@ class Scenario:
     """How the weights are published; None: each run draws its own."""
 
 
-SWARM = Scenario()
+SWARM = Scenario(pair_share=0.15)
 HAUNTED = Scenario(kinds=("freeze_worker", "cut_worker"), echoes=0.4, n_faults=(12, 24))
 """Leases end all the time, and what was said under the old ones comes again."""
 BLINKING = Scenario(kinds=("blink_router", "kill_worker"), n_faults=(12, 24))
@@ -101,6 +103,13 @@ SUCCEEDED = Scenario(
     second_fleet_s=(12.0, 35.0),
 )
 """Another fleet comes to the address, and its routers do not know its name at first."""
+PAIRED = Scenario(
+    kinds=("lose_router", "strand_router", "part_routers", "part_routers", "freeze_second",
+           "kill_second", "isolate_router", "split_fleet", "restart_router", "freeze_router",
+           "cut_worker", "cut_client", "kill_worker", "half_open"),
+    pair_share=1.0,
+)  # fmt: skip
+"""Two routers, of which one stands by, and whatever may make them disagree."""
 SMALL = Scenario(
     n_workers=2,
     n_clients=1,

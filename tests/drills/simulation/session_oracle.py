@@ -5,6 +5,7 @@ It compares where one router has the sessions now with where it had them and wha
 
 from collections import defaultdict
 from collections.abc import Callable
+from itertools import pairwise
 from typing import NamedTuple, cast
 
 from rolloutbus.bus.wire.codec import unpack
@@ -26,6 +27,14 @@ class Place(NamedTuple):
     """That worker has forgotten it, which is told when its next turn comes."""
 
 
+class Told(NamedTuple):
+    """One move, as its client was told of it."""
+
+    move: SessionMoved
+    epoch: str
+    """Lease of the worker that it moved to, at that moment."""
+
+
 class SessionOracle:
     """Looks after the sessions of one router."""
 
@@ -35,7 +44,7 @@ class SessionOracle:
         self._claims: dict[str, str] = {}
         """Session -> the worker that its client named when it opened it again, at first: copies
         of what it had said on earlier connections may follow."""
-        self._told: defaultdict[SessionRecord, list[SessionMoved]] = defaultdict(list)
+        self._told: defaultdict[SessionRecord, list[Told]] = defaultdict(list)
         """By the opening that it was said of: a session may be closed and opened meanwhile."""
 
     def heard(self, entry: Entry) -> None:
@@ -51,7 +60,7 @@ class SessionOracle:
         )
         if session is None:
             return
-        self._told[session].append(body)
+        self._told[session].append(Told(body, self._epoch_of(body.to_worker)))
         owner = self._core.context.clients.named(session.client)
         if owner is not None and owner.peer != peer:
             self._broken(f"the move of {body.session} is told to another client")
@@ -75,14 +84,18 @@ class SessionOracle:
         self._claims.clear()
 
     def _place(self, session: SessionRecord) -> Place:
-        worker = self._core.context.members.named(session.worker)
-        epoch = worker.epoch if worker is not None else ""
+        epoch = self._epoch_of(session.worker)
         return Place(session, session.worker, epoch, session.has_lost_worker)
+
+    def _epoch_of(self, name: str) -> str:
+        worker = self._core.context.members.named(name)
+        return worker.epoch if worker is not None else ""
 
     def _wrong(self, now: Place, before: Place | None) -> str:
         """What is wrong with what was said of a session; empty if nothing is."""
         session = now.session
-        moves = self._told.get(session, [])
+        told = self._told.get(session, [])
+        moves = [each.move for each in told]
         if before is not None and before.session is not session:
             before = None
         start = self._claims.get(session.name, "") if before is None else before.worker
@@ -98,10 +111,13 @@ class SessionOracle:
             return f"was told to have moved {_path(moves)}, from {start}"
         if moves[-1].to_worker != now.worker:
             return f"was told to have moved {_path(moves)}, and is at {now.worker}"
-        has_forgotten = before is not None and (before.is_bereft or before.epoch != now.epoch)
-        is_back = has_forgotten and before is not None and before.worker == now.worker
-        if not is_back and any(move.from_worker == move.to_worker for move in moves):
-            return f"was told to have moved {_path(moves)}, which is no move"
+        first_epoch = told[0].epoch
+        if before is not None:
+            first_epoch = "" if before.is_bereft else before.epoch
+        epochs = [first_epoch, *(each.epoch for each in told)]
+        for each, (earlier, later) in zip(moves, pairwise(epochs), strict=True):
+            if each.from_worker == each.to_worker and earlier == later:  # nor has it forgotten
+                return f"was told to have moved {_path(moves)}, which is no move"
         return ""
 
 

@@ -98,12 +98,15 @@ class ClientNode(Process):
 
     tick_s = 2 * TICK_S  # nobody waits for it, and each tick has its heartbeat
 
-    def __init__(self, name: str, net: MemoryNet, watch: ClientWatch, boot: int) -> None:
+    def __init__(
+        self, name: str, net: MemoryNet, watch: ClientWatch, boot: int, router: str = FRONT
+    ) -> None:
+        """`router`: address of the router, or of both of a pair."""
         super().__init__(name, net.time)
         self._watch = watch
-        self._link = SimLink(self, net, FRONT, self._from_router, self._link_down)
+        self._link = SimLink(self, net, router, self._from_router, self._link_down)
         self.was_dismissed = False
-        settings = ClientSettings(name=name, router=FRONT)
+        settings = ClientSettings(name=name, router=router)
         chance = self.time.chance(f"{name}/{boot}")
         self.core = ClientCore(settings, f"{chance.getrandbits(128):032x}", chance)
         self.cases: dict[str, Case] = {}
@@ -180,8 +183,8 @@ class ClientNode(Process):
                         self.time.later(TICK_S, partial(self.reattach, self._left))
                 case FleetChanged():
                     self.core.accept_fleet()
-                case Connect():
-                    self._link.connect()
+                case Connect(n_lost):
+                    self._link.connect(n_lost)
                 case Stopped():
                     self.was_dismissed = True
                     self.kill()

@@ -14,11 +14,12 @@ class SimLink:
         self,
         process: Process,
         net: MemoryNet,
-        endpoint: str,
+        endpoints: str,
         on_batch: Callable[[list[Entry]], None],
         on_down: Callable[[], None],
     ) -> None:
-        self._process, self._net, self._endpoint = process, net, endpoint
+        """`endpoints`: one, or several with commas between them, as in an actor's settings."""
+        self._process, self._net, self._endpoints = process, net, endpoints.split(",")
         self._on_batch, self._on_down = on_batch, on_down
         self._link: MemoryLink | None = None
         self.send: Callable[[Entry], None] = _lose
@@ -27,11 +28,12 @@ class SimLink:
         self.flush: Callable[[], None] = _nothing
         """The end of this moment."""
 
-    def connect(self) -> None:
-        """Drop the connection, if there is one, and make a fresh one."""
+    def connect(self, n_lost: int) -> None:
+        """Drop the connection, if there is one, and make a fresh one, to the next address."""
         self.close()
+        endpoint = self._endpoints[n_lost % len(self._endpoints)]
         link = self._link = self._net.link(
-            self._endpoint, self._process.name, self._arrived, self._went_down
+            endpoint, self._process.name, self._arrived, self._went_down
         )
         self.send, self.flush = link.send, link.flush
 

@@ -1,6 +1,7 @@
 """A simulated router: the shipped core on simulated ports."""
 
 from functools import partial
+from typing import NamedTuple
 
 from rolloutbus.bus.actor.effects import SendAll
 from rolloutbus.bus.wire.entry import Entry, Peer
@@ -9,7 +10,7 @@ from rolloutbus.router.events import Effect, Handle, LettersKept, Received, Retu
 from rolloutbus.router.members.records import MemberRecord
 from rolloutbus.router.requests.record import Request
 from rolloutbus.router.settings import RouterSettings
-from tests.drills.simulation.memory_ports import MemoryNet
+from tests.drills.simulation.memory_ports import MemoryHub, MemoryNet
 from tests.drills.simulation.process import BACK, FRONT, Process
 from tests.drills.simulation.session_oracle import SessionOracle
 from tests.drills.simulation.watch import UpdatePhase, Watch
@@ -23,13 +24,24 @@ PHASES: dict[str, UpdatePhase] = {
 NEVER = float("inf")
 
 
-class RouterNode(Process):
-    """A router process."""
+class Reign(NamedTuple):
+    """What a process of a pair hands to the router that it is while it is active."""
 
-    def __init__(self, net: MemoryNet, watch: Watch, instance: str) -> None:
+    settings: RouterSettings
+    hubs: list[MemoryHub]
+
+
+class RouterNode(Process):
+    """A router process, or what a process of a pair is between its takeover and its standing by."""
+
+    def __init__(
+        self, net: MemoryNet, watch: Watch, instance: str, reign: Reign | None = None
+    ) -> None:
+        """With a `reign` its process brings ticks and batches, and is frozen or killed itself."""
         super().__init__("router", net.time)
         chance = self.time.chance(instance)
-        self.core = RouterCore(RouterSettings(FRONT, BACK), instance, chance)
+        settings = RouterSettings(FRONT, BACK) if reign is None else reign.settings
+        self.core = RouterCore(settings, instance, chance)
         self.handle: Handle = self.core.handle
         """What the core does, with whoever listens."""
         self._context = self.core.context
@@ -39,12 +51,20 @@ class RouterNode(Process):
         self._deadlines: dict[str, float] = {}
         """When each `generate` must have gone out, as it was told."""
         self._watch_placement()
-        self._hubs = [net.hub(endpoint, "router", self._receive) for endpoint in (FRONT, BACK)]
-        self.start_ticking(chance.random())
+        self._is_alone = reign is None
+        if reign is None:
+            self._hubs = [net.hub(endpoint, "router", self.receive) for endpoint in (FRONT, BACK)]
+            self.start_ticking(chance.random())
+        else:
+            self._hubs = reign.hubs
+
+    def end(self) -> None:
+        """It serves no more."""
+        self.is_alive, self.ended_at = False, self.time.now
 
     def kill(self, *, is_silent: bool = False) -> None:
         """As SIGKILL; silent: its machine went with it, so that no connection is reset."""
-        self.is_alive, self.ended_at = False, self.time.now
+        self.end()
         for hub in self._hubs:
             hub.close(is_silent=is_silent)
 
@@ -64,10 +84,11 @@ class RouterNode(Process):
             self.handle(LettersKept(), now)
         self._sessions.check()
 
-    def _receive(self, peer: Peer, entries: list[Entry]) -> None:
+    def receive(self, peer: Peer, entries: list[Entry]) -> None:
+        """A batch has come."""
         now = self.time.now
         if now < self.frozen_until:
-            self.hear(self._receive, peer, entries)
+            self.hear(self.receive, peer, entries)
             return
         for entry in entries:
             if entry.kind == "generate":
@@ -89,7 +110,7 @@ class RouterNode(Process):
                     self.time.later(0.0, returned)
                 if len(entries) > 1 or entries[0].kind != "lease":  # by far the most
                     self._tell(peer, entries)
-        if self._context.superseded and self.is_alive:
+        if self._context.superseded and self.is_alive and self._is_alone:
             self.kill()
             self._watch.fleet.stepped_down(self)
 

@@ -50,13 +50,19 @@ class StoreNode(Process):
     tick_s = 2 * TICK_S  # nobody waits for it, and each tick has its heartbeat
 
     def __init__(
-        self, net: MemoryNet, watch: Watch, boot: int, record: Record, answer_s: float = 0.0
+        self,
+        net: MemoryNet,
+        watch: Watch,
+        boot: int,
+        record: Record,
+        answer_s: float = 0.0,
+        router: str = BACK,
     ) -> None:
         """`answer_s`: how long after a commit was written it is answered."""
         super().__init__("store", net.time)
         self._answer_s = answer_s
         self._watch = watch
-        self._link = SimLink(self, net, BACK, self._from_router, self._link_down)
+        self._link = SimLink(self, net, router, self._from_router, self._link_down)
         self._record = record
         chance = self.time.chance(f"store/{boot}")
         identity = MemberIdentity("store", "store", f"5{boot:031x}")
@@ -85,8 +91,8 @@ class StoreNode(Process):
             match effect:
                 case Send(_, entry):
                     self._link.send(entry)
-                case Connect():
-                    self._link.connect()
+                case Connect(n_lost):
+                    self._link.connect(n_lost)
                 case Heed(intent):
                     self._record.intent = intent
                 case Stop():

@@ -32,6 +32,8 @@ class Site(NamedTuple):
     """Requests that run side by side."""
     can_pull: Callable[[str], bool]
     """Whether the store can be reached from the worker of this name."""
+    router: str = BACK
+    """Address of the router, or of both of a pair."""
 
 
 class WorkerNode(Process):
@@ -41,7 +43,7 @@ class WorkerNode(Process):
         super().__init__(name, net.time)
         self._watch, self._site = watch, site
         self._chance = self.time.chance(f"{name}/{boot}")
-        self._link = SimLink(self, net, BACK, self._from_router, self._link_down)
+        self._link = SimLink(self, net, site.router, self._from_router, self._link_down)
         self._n_leases_lost = 0
         self._deadlines: dict[str, float] = {}
         """When each `generate` must have ended, as it was told."""
@@ -54,7 +56,12 @@ class WorkerNode(Process):
         streams = StreamSettings(idle_s=IDLE_S)
         host = HostSettings(silent_s=SILENT_S)
         settings = WorkerSettings(
-            name=name, router=BACK, stream=stream, engine="fake", streams=streams, host=host
+            name=name,
+            router=site.router,
+            stream=stream,
+            engine="fake",
+            streams=streams,
+            host=host,
         )
         self.core = WorkerCore(settings, f"{name}{boot:028x}", stream, 1, self._chance)
         self._member = self.core.member
@@ -160,8 +167,8 @@ class WorkerNode(Process):
                     self._swap(entry)
                 if self.host is not None:
                     self.host.hear(entry)
-            case Connect():
-                self._link.connect()
+            case Connect(n_lost):
+                self._link.connect(n_lost)
             case StartHost():
                 self._start_host()
             case KillHost():

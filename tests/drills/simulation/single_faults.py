@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import msgspec
 
-from tests.drills.simulation.faults import FAULTS
+from tests.drills.simulation.faults import KINDS
 from tests.drills.simulation.runs import run_seed
 from tests.drills.simulation.scenario import SMALL
 from tests.drills.simulation.world import World
@@ -47,7 +47,7 @@ def moments() -> list[float]:
     return [moment for moment in found if BEGIN_S < moment < END_S]
 
 
-def run_single_faults(stride: int = 1, kinds: Iterable[str] = tuple(FAULTS)) -> Coverage:
+def run_single_faults(stride: int = 1, kinds: Iterable[str] = tuple(KINDS)) -> Coverage:
     """One run per kind and every `stride`-th message; each kind begins at another message."""
     began = time.process_time()
     places = moments()

@@ -59,7 +59,7 @@ class TwoFleets:
         self._former_name = intent.fleet if intent is not None else ""
         self._former = set(world.workers.values())
         self.has_changed = True
-        world.routers.current.kill()
+        world.routers.active.kill()
         world.store.kill()
         for name, worker in world.workers.items():
             worker.kill()

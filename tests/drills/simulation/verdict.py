@@ -38,7 +38,8 @@ SOMETIMES = (
     "isolated", "poisoned", "breaker_opened", "engine_failed", "served_in_haste",
     "publish_version_failed", "publish_version_called_off",
     "sessions_opened", "session_turns", "sessions_moved", "places_moved",
-    "detached_collected", "detached_requeued", *(f"hit_{phase}" for phase in PHASES),
+    "detached_collected", "detached_requeued", "takeovers", "routers_stood_down",
+    *(f"hit_{phase}" for phase in PHASES),
 )  # fmt: skip
 """Events that a large enough set of runs must show, or else it has tested nothing."""
 CLIENT_COUNTS = (

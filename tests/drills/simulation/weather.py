@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from random import Random
 
 from tests.drills.simulation.memory_ports import BREAK_AFTER_S, LOST
+from tests.drills.simulation.process import ROUTERS
 from tests.drills.simulation.virtual_time import VirtualTime
 
 MAX_ECHO_S = 8.0
@@ -72,7 +73,7 @@ class SimWeather:
             if left_s > 0:
                 return None if left_s > BREAK_AFTER_S else left_s + latency_s
         if climate.loss and random() < climate.loss:
-            peer = source if target == "router" else target
+            peer = source if target in ROUTERS else target
             self._lost_at.setdefault(peer, []).append(self._time.now)
             return LOST
         return latency_s

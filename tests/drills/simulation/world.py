@@ -7,17 +7,19 @@ from typing import TypeVar
 
 from tests.drills.simulation.ambush import Ambushes
 from tests.drills.simulation.detached import known_before
-from tests.drills.simulation.faults import FAULTS
+from tests.drills.simulation.faults import FAULTS, KINDS, PAIR_KINDS
 from tests.drills.simulation.fleet_oracles import FleetOracles
 from tests.drills.simulation.health import Health
 from tests.drills.simulation.memory_ports import MemoryNet
 from tests.drills.simulation.oracles import Oracles
+from tests.drills.simulation.pair_oracles import PairOracles
 from tests.drills.simulation.pauses import Pauses
 from tests.drills.simulation.process import Process
-from tests.drills.simulation.routers import SPLIT_AFTERMATH_S, Routers
+from tests.drills.simulation.routers import SPLIT_AFTERMATH_S, RouterPair, Routers
 from tests.drills.simulation.scenario import SWARM, Scenario
 from tests.drills.simulation.sim_client import Case, ClientNode
-from tests.drills.simulation.sim_router import RouterNode
+from tests.drills.simulation.sim_pair import PairNode
+from tests.drills.simulation.sim_router import Reign, RouterNode
 from tests.drills.simulation.sim_store import Record, StoreNode
 from tests.drills.simulation.sim_worker import Site, WorkerNode
 from tests.drills.simulation.story import Story
@@ -56,6 +58,11 @@ class World:
         climate = Climate.drawn(self._chance) if scenario.is_swarm else Climate()
         if scenario.echoes is not None:
             climate.echoes = scenario.echoes
+        has_pair = self.time.chance("pair").random() < scenario.pair_share
+        if has_pair:
+            climate.echoes = (
+                0.0  # TCP has none, and an old "I stand by" would be taken for a new one
+            )
         self.is_unreliable = climate.loss > 0 or climate.echoes > 0
         """Whether frames are dropped or come twice on links that stay, until the faults stop."""
         self.drops_frames = climate.loss > 0
@@ -64,6 +71,7 @@ class World:
         self.net = MemoryNet(self.time, self.weather, tap)
         self.oracles = Oracles(self)
         self.fleet_oracles = FleetOracles(self, self.oracles)
+        self.pair_oracles = PairOracles(self)
         self._watch = Watch(self.oracles, self.fleet_oracles)
         self.health = Health(self.time, self.weather)
         self.ambushes = Ambushes(self, self.time.chance("ambushes"))
@@ -75,7 +83,11 @@ class World:
         self._n_boots = 0
         self.is_calm = False
         self._slots = self._chance.choice([2, 4, 8]) if scenario.is_swarm else 4
-        self.routers = Routers(self.time, self._new_router)
+        self.routers: Routers | RouterPair = (
+            RouterPair(self.time, self._new_process_of_pair)
+            if has_pair
+            else Routers(self.time, self._new_router)
+        )
         self.store = self._new_store()
         self.workers = {name: self._new_worker(name) for name in self._names("w")}
         self.clients = {name: self._new_client(name) for name in self._names("c")}
@@ -115,7 +127,7 @@ class World:
 
     @property
     def router(self) -> RouterNode:
-        """Where new connections come to."""
+        """Where new connections come to; of a pair, the one that became active last."""
         return self.routers.current
 
     def stands_still(self, name: str, for_s: float) -> None:
@@ -169,23 +181,38 @@ class World:
         self._n_boots += 1
         return self._n_boots
 
-    def _new_router(self) -> RouterNode:
-        return self._tampered(RouterNode(self.net, self._watch, f"{self._boot():08d}-router"))
+    def _new_router(self, reign: Reign | None = None) -> RouterNode:
+        instance = f"{self._boot():08d}-router"
+        return self._tampered(RouterNode(self.net, self._watch, instance, reign))
+
+    def _new_process_of_pair(self, name: str) -> PairNode:
+        def begin(reign: Reign) -> RouterNode:
+            assert isinstance(self.routers, RouterPair)
+            return self.routers.began(self._new_router(reign))
+
+        pair_watch = self.pair_oracles
+        return self._tampered(PairNode(name, self.net, pair_watch, self._boot(), begin))
 
     def _new_store(self) -> StoreNode:
         return self._tampered(
             StoreNode(
-                self.net, self._watch, self._boot(), self.record, self.scenario.store_answer_s
+                self.net,
+                self._watch,
+                self._boot(),
+                self.record,
+                self.scenario.store_answer_s,
+                self.routers.back,
             )
         )
 
     def _new_worker(self, name: str) -> WorkerNode:
         step_s = self._chance.choice([0.4, 1.0, 2.0]) if self.scenario.is_swarm else 0.25
-        site = Site(step_s, self._slots, self._can_pull)
+        site = Site(step_s, self._slots, self._can_pull, self.routers.back)
         return self._tampered(WorkerNode(name, self.net, self._watch, self._boot(), site))
 
     def _new_client(self, name: str) -> ClientNode:
-        return self._tampered(ClientNode(name, self.net, self.oracles, self._boot()))
+        front = self.routers.front
+        return self._tampered(ClientNode(name, self.net, self.oracles, self._boot(), front))
 
     def _tampered(self, process: P) -> P:
         if self._tamper is not None:
@@ -208,7 +235,8 @@ class World:
             self.later(moment_s, partial(FAULTS[kind], self, chance))
         if not scenario.is_swarm:
             return
-        drawn = chance.sample(sorted(FAULTS), chance.randrange(3, len(FAULTS) + 1))
+        known = PAIR_KINDS if isinstance(self.routers, RouterPair) else KINDS
+        drawn = chance.sample(known, chance.randrange(3, len(known) + 1))
         kinds = scenario.kinds or drawn
         if self._chance.random() < AMBUSH_SHARE:
             self.ambushes.lay(self._chance)
@@ -219,7 +247,8 @@ class World:
     def calm_down(self) -> None:
         """The faults are over."""
         self.is_calm = True
-        self.routers.unite(keeps_first=False)
+        if isinstance(self.routers, Routers):
+            self.routers.unite(keeps_first=False)
         self.weather.calm_down()
 
     def _supervise(self) -> None:
@@ -228,6 +257,7 @@ class World:
         self.fleet_oracles.passed(SUPERVISE_S)
         if self.routers.is_split:
             self.health.touch("router", SPLIT_AFTERMATH_S)
+        self.pair_oracles.passed(SUPERVISE_S)
         for name, worker in self.workers.items():
             if not worker.is_alive:
                 self.later(4.0, partial(self.revive_worker, name))

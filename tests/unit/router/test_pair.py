@@ -279,6 +279,39 @@ def test_a_mute_link_is_replaced(second: Bench) -> None:
     assert second.n_connects in (2, 3)
 
 
+def test_a_mute_link_is_replaced_though_the_other_router_says_hello(first: Bench) -> None:
+    first.hear_active(epoch=3)
+    first.pass_time(1.0, lease=3)
+    for _ in range(4):  # it was started again, and knows nothing of the old link
+        first.asked_by("router-x", role="router")
+        first.pass_time(1.0)
+    assert first.n_connects >= 2
+    first.hear_standby()
+    first.pass_time(0.1)
+    assert first.pair.state == "active"
+
+
+def test_a_rejected_first_router_does_not_go_by_what_it_heard_before(first: Bench) -> None:
+    first.hear_standby()
+    first.pass_time(0.1)
+    assert first.pair.state == "active"
+    first.pair.rejected("another router holds this fleet", Rank(has_workers=True, epoch=4))
+    first.pass_time(1.0)
+    assert first.pair.state == "standby"
+    first.hear_standby()
+    first.pass_time(0.1)
+    assert first.pair.state == "active"
+
+
+def test_a_first_router_that_stood_still_while_it_asked_asks_again(first: Bench) -> None:
+    first.pass_time(0.5)
+    first.now += 5.0
+    first.pass_time(1.4)
+    assert first.pair.state == "asking"
+    first.pass_time(0.3)
+    assert first.pair.state == "active"
+
+
 def test_a_list_of_other_routers_is_refused() -> None:
     with pytest.raises(SettingsError, match="a router has one other router"):
         PairSettings(f"{OTHER},tcp://10.0.0.3:7777", is_first=False)
