@@ -39,7 +39,12 @@ async def serve(settings: WorkerSettings) -> ActorExit:
         return ActorExit.FAILED
     if (refused := dismissed_exit(reason)) is not None:
         return refused
-    return ActorExit.REPLACED if reason == "replaced" else ActorExit.STOPPED
+    if reason == "replaced":
+        complain(
+            f"another process has joined as {settings.name}; each worker needs a name of its own"
+        )
+        return ActorExit.REPLACED
+    return ActorExit.STOPPED
 
 
 if __name__ == "__main__":

@@ -18,7 +18,12 @@ from rolloutbus.bus.actor.supervisor import (
     Supervisor,
 )
 from rolloutbus.bus.strict_calls import strict
-from rolloutbus.bus.wire.errors import ActorStopped, SettingsError, cannot_be_pickled
+from rolloutbus.bus.wire.errors import (
+    ActorStopped,
+    DeadlineExceeded,
+    SettingsError,
+    cannot_be_pickled,
+)
 from rolloutbus.launcher.control_socket import CONTROL, ControlSocket, Order, Restart, Scale, Tell
 from rolloutbus.launcher.discovery import Registration
 from rolloutbus.launcher.engine_python import check_python
@@ -387,7 +392,12 @@ class Fleet:
             changed,
         )
         self._workers.start_first()
-        await self._supervisor.wait_ready(self._settings.start_timeout_s)
+        try:
+            await self._supervisor.wait_ready(self._settings.start_timeout_s)
+        except DeadlineExceeded as error:
+            raise DeadlineExceeded(
+                f"{error}; if it needs longer, raise start_timeout_s (--start-timeout)"
+            ) from None
         if self._store is not None:
             self._store.spec = plan.store(where, self._store.endpoints)
         if self._settings.http is not None:

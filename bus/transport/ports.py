@@ -73,7 +73,10 @@ def sentence_of(why: LinkFailure, address: str, role: str) -> str:
                 "router has another one now, bring its router.pub here"
             )
         case "unknown-key":
-            return f"the router at {where} does not know this key: let it in with `rolloutbus keys`"
+            return (
+                f"the router at {where} does not know this key: let it in on the router's host "
+                "with `rolloutbus keys allow`"
+            )
         case "wrong-role":
             return f"this key is not {role}'s: the router at {where} knows it in another role"
         case "standby":

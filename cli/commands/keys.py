@@ -285,7 +285,10 @@ def _rotate(file: Path, old: KeyPair, fresh: KeyPair, allow_list: Path | None) -
     if allow_list is not None and not is_there(allow_list):
         raise SettingsError(f"cannot read {allow_list}: there is no such file")
     if kept.exists():
-        raise SettingsError(f"{kept} exists: the last rotation is not over; remove it")
+        raise SettingsError(
+            f"{kept} exists: the last rotation is not over; "
+            "remove it when nothing uses its key any more"
+        )
     is_listed = False
 
     def add(known: Sequence[Principal]) -> list[Principal]:

@@ -41,7 +41,10 @@ async def serve(settings: StoreSettings) -> ActorExit:
         return ActorExit.FAILED
     if (refused := dismissed_exit(reason)) is not None:
         return refused
-    return ActorExit.REPLACED if reason == "replaced" else ActorExit.STOPPED
+    if reason == "replaced":
+        complain(f"another process has joined as {settings.name}; a fleet has one store")
+        return ActorExit.REPLACED
+    return ActorExit.STOPPED
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ def test_says_at_once_what_it_waits_for_and_again_every_ten_seconds() -> None:
 def test_another_reason_is_told_at_once() -> None:
     patience = Patience([KEYED], "a worker")
     assert patience.failed("no-answer", KEYED, 1.0)
-    assert "does not know this key" in patience.failed("unknown-key", KEYED, 1.1)
+    assert "host with `rolloutbus keys allow`" in patience.failed("unknown-key", KEYED, 1.1)
     assert "not a worker's" in patience.failed("wrong-role", KEYED, 1.2)
     other = patience.failed("other-key", KEYED, 1.3)
     assert "does not hold the router's key" in other

@@ -79,7 +79,7 @@ def test_rotated_key_and_its_predecessor_are_let_in_until_the_old_one_is_revoked
     assert read_key_pair("ann.key").public == said["new"]
     assert read_key_pair("ann.old.key").public == old
     assert Path("ann.pub").read_text().strip() == said["new"]
-    assert "not over" in keys.run("rotate", "ann.key", status=2)
+    assert "remove it when nothing uses its key" in keys.run("rotate", "ann.key", status=2)
     keys.run("revoke", old)
     assert keys.allowed() == {said["new"]: "ann"}
 

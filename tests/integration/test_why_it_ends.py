@@ -1,0 +1,56 @@
+"""What ends says why, and what to do."""
+
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+import rolloutbus
+from rolloutbus.bus.actor.process import ActorExit
+from rolloutbus.errors import DeadlineExceeded
+
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(120)]
+
+
+@pytest.fixture(autouse=True)
+def directory(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    # Not tmp_path: a test's name in it would make the socket paths too long.
+    with tempfile.TemporaryDirectory(prefix="rb-") as path:
+        monkeypatch.setenv("XDG_RUNTIME_DIR", path)
+        yield Path(path)
+
+
+def test_a_worker_whose_name_is_taken_says_so(directory: Path) -> None:
+    backend = f"ipc://{directory}/b"
+    with ExitStack() as ended:
+
+        def started(*arguments: str) -> subprocess.Popen[str]:
+            process = subprocess.Popen(
+                [sys.executable, "-m", "rolloutbus.cli.main", *arguments],
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                text=True,
+            )
+            ended.callback(process.communicate)
+            ended.callback(process.kill)
+            assert process.stdout is not None
+            assert "ready" in process.stdout.readline()
+            return process
+
+        started("router", "--frontend", f"ipc://{directory}/f", "--backend", backend)
+        worker = ("worker", "--name", "w0", "--engine", "fake", "--router", backend)
+        first = started(*worker)
+        started(*worker)
+        _, said = first.communicate(timeout=60)
+    assert first.returncode == ActorExit.REPLACED
+    assert "error: another process has joined as w0" in said
+
+
+async def test_a_fleet_that_is_late_names_the_option() -> None:
+    with pytest.raises(DeadlineExceeded, match=r"raise start_timeout_s \(--start-timeout\)"):
+        async with rolloutbus.up(engine="fake", workers=1, start_timeout_s=0.05):
+            pass
