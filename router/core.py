@@ -187,6 +187,8 @@ class RouterCore:
             try:
                 if handle is not None:
                     handle(sender, entry, now)
+                    if kind == "beat" and at <= last:  # it may have been turned away
+                        sender, handlers, runs = self._sender(peer)
                 else:  # whatever may change who the sender is
                     self._receive_other(event, entry, now)
                     sender, handlers, runs = self._sender(peer)

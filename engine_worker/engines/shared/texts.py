@@ -16,6 +16,8 @@ CUT = "\N{REPLACEMENT CHARACTER}"
 SEARCH_S = 0.25
 """For the patterns of one request after one token: one that backtracks without end must not hold
 the other requests up."""
+_CALL = regex.compile(r"(?<!\\)(?:\\\\)*\(\?(?:R|[-+]?[0-9]|&|P>)")
+"""Python's `re` has none, and one that calls itself without end heeds no limit of time."""
 
 Decode = Callable[[Sequence[int]], str]
 
@@ -112,6 +114,8 @@ def compiled(pattern: str) -> Any:  # noqa: ANN401 - the package has no types
     Raises:
         ValueError: it is none; with the pattern.
     """
+    if _CALL.search(pattern):
+        raise ValueError(f"{pattern[:100]!r}: a pattern cannot call a pattern")
     try:
         return regex.compile(pattern)
     except (regex.error, RecursionError, OverflowError) as error:

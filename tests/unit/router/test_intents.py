@@ -4,10 +4,11 @@ from typing import cast
 
 import pytest
 
-from rolloutbus.bus.wire.codec import unpack, unpack_result
+from rolloutbus.bus.wire.codec import pack, unpack, unpack_as, unpack_result
+from rolloutbus.bus.wire.entry import Entry
 from rolloutbus.bus.wire.messages.control import FleetStatus, Pause, Resume, Score
 from rolloutbus.bus.wire.messages.endings import Done
-from rolloutbus.bus.wire.messages.membership import Dismissed, Intent, Members
+from rolloutbus.bus.wire.messages.membership import Dismissed, Heartbeat, Intent, Members
 from rolloutbus.router.members.intents import NAMELESS_S
 from tests.unit.router.harness import INSTANCE, Bus, SimClient, SimWorker
 
@@ -274,6 +275,22 @@ def test_a_worker_that_named_the_fleet_wrongly_is_turned_away_when_the_record_is
     stray.heartbeat()
     assert stray.take_body("dismissed").code == "other-fleet"
     assert status_of(client).fleet == "fleet-x"
+
+
+@pytest.mark.parametrize("version", [0, 124])
+def test_a_worker_that_is_turned_away_may_have_said_more_in_the_same_frame(version: int) -> None:
+    bus = Bus(recovered=False)
+    stray = bus.worker(version=124, intent=Intent((2, 2), "fleet-y"))
+    stray.is_alive = False
+    bus.store(intent=STARTED)
+    beats = [Heartbeat(2, 124), Heartbeat(3, version, "paused", backlog=[("c", 1, 1)])]
+    stray.say(*[Entry("beat", epoch=stray.epoch, body=pack(beat)) for beat in beats])
+    assert [unpack_as(Dismissed, each).code for each in stray.take("dismissed")] == [
+        "other-fleet",
+        "unknown-peer",
+    ]
+    bus.advance(1)
+    assert bus.core.context.members.laden() == []
 
 
 def test_a_worker_that_took_this_fleets_weights_is_none_of_another() -> None:

@@ -105,10 +105,20 @@ class TextCheck:
             self._tokens.append(output[place])
             end = self._end()
             if end is not None:
+                if self._has_ended(output[first:], place):
+                    return True
                 self._request.finished_reason = end
                 self._request.finished_len = place + 1
                 return True
         return False
+
+    def _has_ended(self, new_tokens: Sequence[int], place: int) -> bool:
+        """Whether the step has a stop token before this place, which then is the end.
+
+        SGLang looks for those after the texts. With speculation the step goes on behind them.
+        """
+        is_stopped: bool = self._request._check_token_based_finish(new_tokens)  # noqa: SLF001 - the only door
+        return is_stopped and self._request.finished_len <= place
 
     def _end(self) -> object | None:
         if len(self._tokens) <= self._min_new_tokens:

@@ -12,6 +12,7 @@ from rolloutbus.engine_worker.engines.shared.texts import TOO_SLOW, StopTexts
 WORDS = ["", "E", "N", "D", "END", "the ", "a" * 60]
 """Text of each token: END is one of them, and may be spelt in three."""
 STOP, SLOW = "stop", "slow"
+END_OF_TEXT = 0
 
 
 class Request:
@@ -21,6 +22,15 @@ class Request:
         self.output_ids: list[int] = []
         self.finished_reason: object = None
         self.finished_len: int | None = None
+
+    def _check_token_based_finish(self, new_accepted_tokens: Sequence[int]) -> bool:
+        """As SGLang's own."""
+        if END_OF_TEXT not in new_accepted_tokens:
+            return False
+        first = len(self.output_ids) - len(new_accepted_tokens)
+        self.finished_reason = "id"
+        self.finished_len = first + list(new_accepted_tokens).index(END_OF_TEXT) + 1
+        return True
 
 
 @pytest.fixture(autouse=True)
@@ -73,6 +83,23 @@ def test_the_token_that_completes_a_text_is_the_last_one(
     steps: Sequence[Sequence[int]], found: int | None
 ) -> None:
     assert ends_at(*checked(), steps) == found
+
+
+@pytest.mark.parametrize(
+    ("new", "found", "why"),
+    [
+        ([5, 0, 4], 2, "id"),
+        ([0, 1, 2, 3], 1, "id"),
+        ([4, 0, 5], 1, (STOP, 4)),
+        ([5, 4, 5, 0], 2, (STOP, 4)),
+    ],
+)
+def test_of_a_stop_token_and_a_text_in_one_step_the_first_is_the_end(
+    new: Sequence[int], found: int, why: object
+) -> None:
+    request, check = checked()
+    assert ends_at(request, check, [[5], new]) == 1 + found
+    assert request.finished_reason == why
 
 
 def test_what_was_kept_of_earlier_attempts_may_have_begun_it() -> None:

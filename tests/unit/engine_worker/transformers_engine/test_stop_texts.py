@@ -57,10 +57,27 @@ def test_an_output_stops_with_the_token_that_completes_a_text_or_a_pattern(
     assert found == (None if said is None else len(encode(said)))
 
 
-@pytest.mark.parametrize("pattern", ["((", "a{2,1}", "*a"])
+CALLS = [
+    "(?R)",
+    "(a?(?-1))",
+    "(?x)(?R )",
+    "(a?(?1))",
+    "(?P<x>a*(?&x))",
+    "(?P<x>a*(?P>x))",
+    r"\\(?0)",
+]
+"""They take seconds, whatever limit is set."""
+
+
+@pytest.mark.parametrize("pattern", ["((", "a{2,1}", "*a", *CALLS])
 def test_a_pattern_that_is_none_is_named(pattern: str) -> None:
     with pytest.raises(ValueError, match=re.escape(repr(pattern))):
         StopTexts(decode, [], [pattern])
+
+
+@pytest.mark.parametrize("pattern", [r"a\(?1", r"(a)(?(1)b)", "(?P<R>a)(?P=R)?"])
+def test_what_only_looks_like_a_call_is_a_pattern(pattern: str) -> None:
+    assert StopTexts(decode, [], [pattern])(encode("aab a1")) is True
 
 
 def test_a_pattern_that_backtracks_without_end_is_given_up() -> None:
