@@ -208,7 +208,7 @@ class Assembly(GapTracker):
         self.n_delivered = 0
         """Tokens held, handed to the reader of the stream."""
         self.n_repairs = 0
-        """Repairs asked for in this attempt."""
+        """Repairs asked for since one brought tokens, in this attempt."""
         self.is_doubted = False
         """What is held is of an earlier attempt, and not all of it need count."""
 

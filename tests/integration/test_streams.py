@@ -158,9 +158,6 @@ class LossyNet:
         return SubPort(lose_some, clients)
 
 
-@pytest.mark.xfail(
-    strict=False, reason="in one run of twelve a stream is not repaired before its deadline: open"
-)
 async def test_rows_that_got_lost_are_repaired(fleet: rolloutbus.Fleet, rng: random.Random) -> None:
     net = LossyNet(rng)
     settings = ClientSettings(name="lossy", router=fleet.address)

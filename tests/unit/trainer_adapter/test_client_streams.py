@@ -81,6 +81,18 @@ def test_after_three_failed_repairs_the_result_fills_the_gap(bench: Bench) -> No
     assert read(bench.deltas) == [5, 6, 7]
 
 
+def test_a_stream_is_repaired_as_often_as_a_repair_helps(bench: Bench) -> None:
+    rid = bench.generate(stream=True)
+    bench.row(rid, (1, 1), 0, 5)
+    for n_held in range(1, 6):
+        bench.idle(rid, (1, 1), n_held + 2)  # one more is lost while each repair is under way
+        (entry,) = bench.take("repair")
+        token = 5 + n_held
+        body = Repaired(n_held, ints(token), logprobs_of(token), [(0, 1)])
+        bench.answer_fleet(entry.rid, "finished", body)
+    assert read(bench.deltas) == [5, 6, 7, 8, 9, 10]
+
+
 def test_repeated_and_overlapping_rows_bring_each_token_once(bench: Bench) -> None:
     rid = bench.generate(stream=True)
     bench.row(rid, (1, 1), 0, 5, 6)

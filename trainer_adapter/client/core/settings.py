@@ -42,7 +42,7 @@ class ClientSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Engine crashes while it ran after which a request is given up. A backstop: the router finds
     poison at the third, unless it was restarted in between."""
     repair_tries: int = 3
-    """Per attempt; afterwards the result fills the gap."""
+    """Repairs in a row that bring nothing; afterwards the result fills the gap."""
     security: SecuritySettings | None = None
     """Keys; None: a router on this machine that asks for none."""
 

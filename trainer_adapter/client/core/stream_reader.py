@@ -112,8 +112,10 @@ class StreamReader:
             return
         if row.tokens and request.is_truncated and not row.behaviour_logprobs:
             return  # as a prefix it would be wrong: better wait for the result
+        n_before = request.assembly.n_tokens
         request.assembly.repaired(row)
-        if request.assembly.gap is None:
+        # More may have got lost while the repair was under way: then there is a gap again.
+        if request.assembly.gap is None or request.assembly.n_tokens > n_before:
             request.assembly.n_repairs = 0
         if request.is_streamed:
             self._deliver(request)
