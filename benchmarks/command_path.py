@@ -160,7 +160,7 @@ async def running(name: str, n_workers: int) -> AsyncGenerator[RunningPath]:
 
 
 async def _ended(client: Process) -> None:
-    """It leaves at the end of its input, and ends its children; whoever stays is killed."""
+    """Ends a client process and its children: closes its input, then kills what is left."""
     assert client.stdin is not None
     client.stdin.close()
     with suppress(TimeoutError):

@@ -359,6 +359,6 @@ STANDS_BY = "this router stands by for another one: connect to that one"
 
 
 def turned_away(peer: Peer) -> list[Effect]:
-    """What a router does that stands by, whatever comes over a connection."""
+    """The answer of a standby router to anything that comes over a connection."""
     dismissed = Entry("dismissed", body=pack(Dismissed("standby", STANDS_BY)))
     return [SendAll(peer, [dismissed]), ForgetPeer(peer)]

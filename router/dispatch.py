@@ -340,7 +340,7 @@ class Dispatcher:
         )
 
     def _look_for_strangers(self, now: float) -> None:
-        """Notes the policies that requests wait for and that nobody here knows.
+        """Notes policies that waiting requests name and that are not known here.
 
         Where no policy is known at all, clients are there before the first worker.
         """
@@ -350,7 +350,7 @@ class Dispatcher:
         self._strange_since = {policy: since.get(policy, now) for policy in wanted - known}
 
     def _is_hopeless(self, request: Request, now: float) -> bool:
-        """Whether it waits for a policy, weights or a worker that nobody expects any more."""
+        """Whether the request waits for a policy, a version or a worker that will not come."""
         if self._strange_since.get(request.place.policy, now) + STRANGER_S <= now:
             return True
         if request.place.worker and absence_of(self._context, request.place) is not None:
@@ -381,7 +381,7 @@ class Dispatcher:
         self._table.forget(request)
 
     def _strangeness(self, policy: str) -> Problem:
-        """Why nobody serves a policy that was perhaps misspelt."""
+        """The error for a policy that no worker serves; the name may be misspelt."""
         known = _some([repr(each) for each in sorted(self._context.known_policies())])
         message = f"no worker of policy {policy!r} is here or expected; there are {known}"
         return refusal("unknown_policy", message, "place.policy")

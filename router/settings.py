@@ -80,6 +80,8 @@ class RouterSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             require_bindable(endpoint, self.security, is_router=True)
         if self.pair is not None:
             require_reachable(self.pair.other, self.security)
+            if self.pair.other in (self.frontend, self.backend):
+                raise SettingsError(f"standby: {self.pair.other} is this router's own address")
         if min(self.queue_limit, self.queue_bytes) < 1:
             raise SettingsError("queue_limit and queue_bytes must be at least 1")
         if not 0 < self.sessions_per_slot < math.inf:

@@ -86,7 +86,7 @@ class SettledRequests(_Remembered[None]):
 
 
 class CrashWitness(_Remembered[tuple[int, int]]):
-    """Requests under which this worker's engine died; each new router is told of them.
+    """Remembers the requests that ran when this worker's engine died, for each new router.
 
     A restarted router knows nothing of them, and what clients say of their own requests counts for
     nothing. Spec: docs/protocol.md, "Poison".

@@ -128,13 +128,13 @@ def router(
         ),
     ] = "",
     takeover: Annotated[
-        float,
+        float | None,
         typer.Option(
             metavar="SECONDS",
             help="With --standby or --standby-of: silence of the active router after which the "
-            "other one takes over.",
+            f"other one takes over. Default: {TAKEOVER_S:g}.",
         ),
-    ] = TAKEOVER_S,
+    ] = None,
     journal: RouterJournal = "",
     key: KeyFile = "",
     allow_list: AllowFile = "",
@@ -266,11 +266,16 @@ def worker(
     _become("rolloutbus.engine_worker", checked(settings), quiet=quiet)
 
 
-def _pair(standby: str, standby_of: str, takeover_s: float) -> PairSettings | None:
+def _pair(standby: str, standby_of: str, takeover_s: float | None) -> PairSettings | None:
     if standby and standby_of:
         raise SettingsError("--standby and --standby-of: of two routers, one is the other's")
     other = standby or standby_of
-    return PairSettings(other, is_first=bool(standby), takeover_s=takeover_s) if other else None
+    if not other:
+        if takeover_s is not None:
+            raise SettingsError("--takeover needs --standby or --standby-of")
+        return None
+    silence_s = TAKEOVER_S if takeover_s is None else takeover_s
+    return PairSettings(other, is_first=bool(standby), takeover_s=silence_s)
 
 
 def _router(router: str, key: str) -> str:

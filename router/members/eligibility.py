@@ -80,7 +80,7 @@ class Eligibility:
         return list(self._eligible.get(policy, {}).values())
 
     def blocked(self) -> list[MemberRecord]:
-        """Workers on the bus, of whatever policy, that get no requests for some reason."""
+        """Connected workers of all policies that get no requests now."""
         return list(self._blocked.values())
 
     def named(self, policy: str, name: str) -> MemberRecord | None:

@@ -387,7 +387,7 @@ def _common_versions(hello: Hello) -> range:
 
 
 def _unreachable(hello: Hello, host: str) -> str:
-    """Why nobody on other hosts could reach what a member serves; empty: nothing says so."""
+    """The reason why other hosts cannot reach a member's endpoints; empty: none is known."""
     if not host:
         return ""
     for endpoint in served_by(hello):

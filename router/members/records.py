@@ -56,7 +56,7 @@ class ExpectedWorkers:
         self._told_to_leave[name] = comes_back
 
     def forget(self, name: str) -> bool:
-        """It does not come back; False: nobody expected it."""
+        """Stops expecting a worker. Returns False if it was not expected."""
         self._launched.pop(name, None)
         return self._absent.pop(name, None) is not None
 
@@ -91,7 +91,7 @@ class ExpectedWorkers:
         return {each.policy for each in self._absent.values()}
 
     def absent(self) -> dict[str, str]:
-        """Workers of whatever policy that are expected and not on the bus -> why not."""
+        """Expected workers of all policies that are not connected, each with the reason."""
         return {name: each.why for name, each in self._absent.items()}
 
 

@@ -17,7 +17,7 @@ found among so many but for once in 3,900 times."""
 
 
 class LoadStage:
-    """The last stage: whatever comes so far goes to any worker that may take it."""
+    """The last stage of placement: takes any worker that may serve the request."""
 
     def __init__(self, context: Context, chance: Chance) -> None:
         self._context = context

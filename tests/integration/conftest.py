@@ -3,7 +3,8 @@
 # pyright: reportUnknownMemberType=false
 # torch's and transformers' stubs leave parameters untyped.
 
-from collections.abc import AsyncIterator
+import tempfile
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import cast
@@ -47,6 +48,14 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     )
     LlamaForCausalLM(config).save_pretrained(path)
     return path
+
+
+@pytest.fixture
+def runtime_dir(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """Where no other fleet of this user is announced; below tmp_path its paths were too long."""
+    with tempfile.TemporaryDirectory(prefix="rb-") as path:
+        monkeypatch.setenv("XDG_RUNTIME_DIR", path)
+        yield Path(path)
 
 
 @pytest.fixture(scope="module")

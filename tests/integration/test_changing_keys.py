@@ -3,8 +3,6 @@
 import asyncio
 import json
 import sys
-import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
@@ -68,14 +66,6 @@ async def test_router_changes_its_key_under_load_without_an_error(tmp_path: Path
         client.connection.close()
         worker.terminate()
         await worker.wait()
-
-
-@pytest.fixture
-def runtime_dir(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Where no other fleet of this user is announced; below tmp_path its paths were too long."""
-    with tempfile.TemporaryDirectory(prefix="rb-") as path:
-        monkeypatch.setenv("XDG_RUNTIME_DIR", path)
-        yield
 
 
 @pytest.mark.usefixtures("runtime_dir")

@@ -10,9 +10,8 @@ import signal
 import socket
 import subprocess
 import sys
-import tempfile
 import threading
-from collections.abc import AsyncGenerator, Generator, Iterator
+from collections.abc import AsyncGenerator, Generator
 from pathlib import Path
 
 import pytest
@@ -26,17 +25,13 @@ from rolloutbus.launcher.plan import environment
 from rolloutbus.launcher.settings import FleetSettings, Transport
 from tests.integration.live_fleet import DEADLINE_S, process_ends
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(240)]
+pytestmark = [
+    pytest.mark.integration,
+    pytest.mark.timeout(240),
+    pytest.mark.usefixtures("runtime_dir"),
+]
 
 FIVE = SamplingParams(max_new_tokens=5, sampling_seed=1)
-
-
-@pytest.fixture(autouse=True)
-def runtime_dir(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    # Not tmp_path: a test's name in it would make the socket paths too long.
-    with tempfile.TemporaryDirectory(prefix="rb-") as path:
-        monkeypatch.setenv("XDG_RUNTIME_DIR", path)
-        yield Path(path)
 
 
 def is_alive(pid: int) -> bool:

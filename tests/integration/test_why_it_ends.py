@@ -2,8 +2,6 @@
 
 import subprocess
 import sys
-import tempfile
-from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -13,19 +11,15 @@ import rolloutbus
 from rolloutbus.bus.actor.process import ActorExit
 from rolloutbus.errors import DeadlineExceeded
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(120)]
+pytestmark = [
+    pytest.mark.integration,
+    pytest.mark.timeout(120),
+    pytest.mark.usefixtures("runtime_dir"),
+]
 
 
-@pytest.fixture(autouse=True)
-def directory(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    # Not tmp_path: a test's name in it would make the socket paths too long.
-    with tempfile.TemporaryDirectory(prefix="rb-") as path:
-        monkeypatch.setenv("XDG_RUNTIME_DIR", path)
-        yield Path(path)
-
-
-def test_a_worker_whose_name_is_taken_says_so(directory: Path) -> None:
-    backend = f"ipc://{directory}/b"
+def test_a_worker_whose_name_is_taken_says_so(runtime_dir: Path) -> None:
+    backend = f"ipc://{runtime_dir}/b"
     with ExitStack() as ended:
 
         def started(*arguments: str) -> subprocess.Popen[str]:
@@ -41,7 +35,7 @@ def test_a_worker_whose_name_is_taken_says_so(directory: Path) -> None:
             assert any("ready" in line for line in process.stdout)  # warnings may come first
             return process
 
-        started("router", "--frontend", f"ipc://{directory}/f", "--backend", backend)
+        started("router", "--frontend", f"ipc://{runtime_dir}/f", "--backend", backend)
         worker = ("worker", "--name", "w0", "--engine", "fake", "--router", backend)
         first = started(*worker)
         started(*worker)

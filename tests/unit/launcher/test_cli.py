@@ -107,6 +107,7 @@ def test_help_of_an_option_names_no_option_that_the_command_lacks(command: str) 
         ("up --model Qwen/Qwen3-0.6B", 2, "download it first (hf download Qwen/Qwen3-0.6B)"),
         ("keys allow x --role trainer --name x -l /nowhere/allow.json", 2, "no directory /nowhere"),
         ("keys new a --dir /nowhere", 2, "/nowhere"),
+        ("router --takeover 2", 2, "error: --takeover needs --standby or --standby-of"),
         ("status --name elsewhere", 3, "no fleet of yours named 'elsewhere' runs here: none runs"),
         ("record ./j --name elsewhere", 3, "no fleet of yours named 'elsewhere' runs here"),
         ("up --engine fake --name a/b", 2, "error: name: 'a/b' is no name"),

@@ -159,6 +159,13 @@ def test_a_standby_must_know_where_the_first_router_listens(
         FleetSettings(engine="fake", standby=True, **options)
 
 
+def test_a_router_is_not_its_own_standby() -> None:
+    own = "tcp://127.0.0.1:7777"
+    for ports in ((own, "tcp://127.0.0.1:7778"), ("tcp://127.0.0.1:7778", own)):
+        with pytest.raises(SettingsError, match="is this router's own address"):
+            RouterSettings(*ports, pair=PairSettings(own, is_first=False))
+
+
 def test_a_standby_over_tcp_takes_the_ports_after_those_of_the_first(tmp_path: Path) -> None:
     settings = FleetSettings(
         engine="fake", standby=True, transport="tcp", address="tcp://127.0.0.1:7777"

@@ -96,7 +96,7 @@ class Unstage(msgspec.Struct, frozen=True, tag="unstage"):
 
 
 class Install(msgspec.Struct, frozen=True, tag="install"):
-    """Ask the scheduler to activate a staged version; it tells `Swapped`, once, whatever comes."""
+    """Asks the scheduler to activate a staged version; it always answers with one `Swapped`."""
 
     version: int
     in_flight: InFlight
