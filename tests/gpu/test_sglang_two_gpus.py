@@ -27,14 +27,6 @@ _safetensors = cast("Any", safetensors)  # its stubs leave parameters untyped
 GREEDY = SamplingParams(max_new_tokens=64, temperature=0.0, ignore_eos=True)
 SAMPLING = SamplingParams(max_new_tokens=64, temperature=1.0, ignore_eos=True)
 PROMPTS = [[20 + n, 40 + n] for n in range(16)]
-ARGUMENTS: dict[str, object] = {
-    "attention_backend": "triton",
-    "sampling_backend": "pytorch",
-    "mem_fraction_static": 0.4,
-    "max_total_tokens": 16_384,
-    "cuda_graph_max_bs_decode": 16,
-    "disable_prefill_cuda_graph": True,
-}
 
 
 @pytest.fixture(scope="module")
@@ -71,14 +63,8 @@ async def test_one_engine_over_both_takes_new_weights(
     model: tuple[PermutingModel, Path], kind: str
 ) -> None:
     weights, folder = model
-    arguments = {**ARGUMENTS, f"{kind}_size": 2}
-    up = rolloutbus.up(
-        model=folder,
-        workers=1,
-        engine="sglang",
-        engine_options={"dtype": "bfloat16", "slots": 16, "arguments": arguments},
-    )
-    async with up as fleet, rolloutbus.connect(fleet.address, name="trainer") as client:
+    split: dict[str, Any] = {f"{kind}_size": 2}
+    async with running(gpu_fleet(folder, **split)) as client:
         facts = (await client.server_info()).by_worker["w0"]
         assert isinstance(facts, ServerFacts)
         assert facts.parallel == {"tp": 1, "pp": 1, "dp": 1, "ep": 1} | {kind: 2}
@@ -133,13 +119,7 @@ def changed(file: Path, seed: int) -> dict[str, torch.Tensor]:
 @pytest.mark.usefixtures("second_gpu")
 async def test_weights_come_by_nccl(model: tuple[PermutingModel, Path]) -> None:
     weights, folder = model
-    up = rolloutbus.up(
-        model=folder,
-        workers=1,
-        engine="sglang",
-        engine_options={"dtype": "bfloat16", "slots": 16, "arguments": ARGUMENTS},
-    )
-    async with up as fleet, rolloutbus.connect(fleet.address, name="trainer") as client:
+    async with running(gpu_fleet(folder)) as client:
         publisher = WeightPublisher(client)
         publisher.offer("collective", CollectiveOffering("nccl"))
         for seed in (1, 2):
