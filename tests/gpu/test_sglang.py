@@ -1,7 +1,6 @@
 """The real SGLang on a GPU: overlapped steps, weights from a trainer's GPU, memory by tag."""
 
 import asyncio
-import subprocess
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -9,6 +8,7 @@ from typing import Literal
 import numpy as np
 import pytest
 import pytest_asyncio
+import torch
 
 import rolloutbus
 from rolloutbus import Rollout, RolloutClient, SamplingParams, WeightPublisher
@@ -191,6 +191,6 @@ async def keep_asking(
 
 
 def used_mib() -> int:
-    """Memory of the first GPU that is in use, as the driver counts it."""
-    command = ["nvidia-smi", "--query-gpu=memory.used", "--format=csv,noheader,nounits", "-i", "0"]
-    return int(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
+    """Memory of the GPU that is in use, as the driver counts it: whoever shares it counts, too."""
+    free, total = torch.cuda.mem_get_info(0)
+    return (total - free) // MIB

@@ -1,5 +1,9 @@
 """The real SGLang on two GPUs: one engine over both, and weights by nccl from one to the other."""
 
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
+# pyright: reportUnknownArgumentType=false
+# torch's stubs leave parameters untyped.
+
 import asyncio
 import os
 import shutil
@@ -10,11 +14,16 @@ from typing import Any, cast
 import numpy as np
 import pytest
 import torch
+import torch.distributed as dist
 from safetensors import torch as safetensors
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.multiprocessing.spawn import spawn
 
 import rolloutbus
-from rolloutbus import SamplingParams, WeightPublisher
+from rolloutbus import SamplingParams, ShardedSource, SyncWeightPublisher, WeightPublisher
 from rolloutbus.bus.wire.messages.control import ServerFacts
+from rolloutbus.trainer_adapter.client.client import ConnectOptions
 from rolloutbus.trainer_adapter.publisher.collective import CollectiveOffering
 from tests.gpu.gpu_fleets import gpu_fleet, running
 from tests.gpu.permuting_model import PermutingModel, permutation
@@ -81,6 +90,37 @@ async def test_one_engine_over_both_takes_new_weights(
     weights.become(0)
 
 
+def publish_shards(rank: int, options: ConnectOptions, seed: int, ranks: Path) -> None:
+    """What one rank of a trainer does whose model lies on both GPUs."""
+    device = torch.device("cuda", rank)
+    torch.cuda.set_device(device)
+    dist.init_process_group(
+        "nccl", init_method=f"file://{ranks}", rank=rank, world_size=2, device_id=device
+    )
+    weights = PermutingModel()
+    weights.become(seed)
+    fully_shard(weights.model, mesh=init_device_mesh("cuda", (2,)))
+    shards = ShardedSource(weights.model)
+    if rank == 0:
+        with rolloutbus.connect_sync(**options) as client:
+            SyncWeightPublisher(client).publish(shards, require="all", deadline_s=DEADLINE_S)
+    else:
+        shards.assist()
+    dist.destroy_process_group()
+
+
+async def test_shards_on_both_go_to_one_engine_over_both(
+    model: tuple[PermutingModel, Path], tmp_path: Path
+) -> None:
+    _, folder = model
+    async with running(gpu_fleet(folder, tp_size=2)) as client:
+        for seed in (1, 2):
+            arguments = (client.connect_options, seed, tmp_path / f"ranks-{seed}")
+            await asyncio.to_thread(spawn, publish_shards, arguments, nprocs=2)
+            await assert_follows(client, seed)
+
+
+@pytest.mark.shows("inference_engine_expert_parallel_size")
 async def test_experts_over_both_take_new_weights(tmp_path: Path) -> None:
     folder = save_tiny("experts", tmp_path / "first")
     prompts = [[3 + (5 * row + i) % 500 for i in range(4 + 9 * row)] for row in range(16)]
