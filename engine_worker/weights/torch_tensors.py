@@ -6,6 +6,7 @@ from typing import Any, cast
 import torch
 
 from rolloutbus.bus.weights.manifest import ALIGN_BYTES, DTYPES, Bytes, FloatBits, checksum_by
+from rolloutbus.bus.weights.pinned import cut
 from rolloutbus.bus.weights.side_by_side import n_threads, side_by_side
 from rolloutbus.bus.wire.messages.weights import Bucket
 
@@ -67,22 +68,32 @@ class DeviceCopies:
         return torch.empty(size_bytes, dtype=torch.uint8, device=self._device)
 
     def _copy(self, share: Sequence[tuple[Bytes, torch.Tensor]]) -> None:
-        """From the one to the other, each pair; by a thread with a stream of its own."""
+        """From the one to the other, each pair; by a thread with a stream of its own.
+
+        What is pinned is copied as it is, the rest by way of pinned memory.
+        """
         stream = cast("Any", torch.cuda).Stream(self._device)  # untyped
-        bounces = [torch.empty(BOUNCE_BYTES, dtype=torch.uint8, pin_memory=True) for _ in range(2)]
-        done = [cast("Any", torch.cuda).Event() for _ in bounces]
+        bounces: list[torch.Tensor] = []
+        done = [cast("Any", torch.cuda).Event() for _ in range(2)]
         turn = 0
         with torch.cuda.stream(stream):
             for raw, place in share:
-                for start in range(0, raw.nbytes, BOUNCE_BYTES):
-                    part = raw[start : start + BOUNCE_BYTES]
+                for start, stop in cut(raw.ctypes.data, raw.nbytes, BOUNCE_BYTES):
+                    part, into = torch.as_tensor(raw[start:stop]), place[start:stop]
+                    if part.is_pinned():
+                        into.copy_(part, non_blocking=True)
+                        continue
+                    bounces = bounces or [_bounce(), _bounce()]
                     done[turn].synchronize()
-                    bounces[turn].numpy()[: len(part)] = part
-                    into = place[start : start + len(part)]
+                    bounces[turn].numpy()[: len(part)] = raw[start:stop]
                     into.copy_(bounces[turn][: len(part)], non_blocking=True)
                     done[turn].record(stream)
                     turn = 1 - turn
         stream.synchronize()
+
+
+def _bounce() -> torch.Tensor:
+    return torch.empty(BOUNCE_BYTES, dtype=torch.uint8, pin_memory=True)
 
 
 def _shares(

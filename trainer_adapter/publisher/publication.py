@@ -268,6 +268,7 @@ class Publication:
                 task.cancel()
             await asyncio.gather(*serving, return_exceptions=True)
         self.keep()
+        self._policy.writer.pin()
         self.log.enter("committed")
         return result
 
