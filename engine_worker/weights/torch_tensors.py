@@ -10,10 +10,15 @@ from rolloutbus.bus.weights.pinned import cut
 from rolloutbus.bus.weights.side_by_side import n_threads, side_by_side
 from rolloutbus.bus.wire.messages.weights import Bucket
 
-BOUNCE_BYTES = 64 * 1024 * 1024
-"""Pinned memory that bytes pass through on their way: several times as fast as without."""
+BOUNCE_BYTES = 16 * 1024 * 1024
+"""Pinned memory that bytes pass through on their way: several times as fast as without. Steps wait
+while it is made, so that a larger buffer would be a gap in what they sample."""
 SPARE_BYTES = 1 << 30
 """Of GPU memory, left to others."""
+
+
+_Share = list[tuple[Bytes, torch.Tensor]]
+"""Bytes of tensors, and where they go."""
 
 
 class DeviceCopies:
@@ -44,7 +49,9 @@ class DeviceCopies:
             places[name] = memory[start : start + raw.nbytes]
             start += _aligned(raw.nbytes)
         shares = _shares([(raw, places[name]) for name, raw in tensors.items()])
-        for _ in side_by_side(self._copy, shares, start):
+        # Made here, one after another: a step that waits for one shall not wait for all.
+        bounces = [[] if _is_pinned(share) else [_bounce(), _bounce()] for share in shares]
+        for _ in side_by_side(self._copy, [*zip(shares, bounces, strict=True)], start):
             pass
         self._held[version] = memory, places
 
@@ -67,13 +74,13 @@ class DeviceCopies:
             return None
         return torch.empty(size_bytes, dtype=torch.uint8, device=self._device)
 
-    def _copy(self, share: Sequence[tuple[Bytes, torch.Tensor]]) -> None:
-        """From the one to the other, each pair; by a thread with a stream of its own.
+    def _copy(self, lane: tuple[_Share, list[torch.Tensor]]) -> None:
+        """Copy a share, by a thread with a stream of its own.
 
-        What is pinned is copied as it is, the rest by way of pinned memory.
+        What is pinned is copied as it is, the rest by way of the two tensors of pinned memory.
         """
+        share, bounces = lane
         stream = cast("Any", torch.cuda).Stream(self._device)  # untyped
-        bounces: list[torch.Tensor] = []
         done = [cast("Any", torch.cuda).Event() for _ in range(2)]
         turn = 0
         with torch.cuda.stream(stream):
@@ -96,11 +103,15 @@ def _bounce() -> torch.Tensor:
     return torch.empty(BOUNCE_BYTES, dtype=torch.uint8, pin_memory=True)
 
 
-def _shares(
-    pairs: Sequence[tuple[Bytes, torch.Tensor]],
-) -> list[list[tuple[Bytes, torch.Tensor]]]:
+def _is_pinned(share: _Share) -> bool:
+    """Whether all of it is, as far as its ends show."""
+    ends = (end for raw, _ in share for end in (raw[:1], raw[-1:]) if len(raw))
+    return all(torch.as_tensor(end).is_pinned() for end in ends)
+
+
+def _shares(pairs: _Share) -> list[_Share]:
     """A share for each thread, of about as many bytes."""
-    shares: list[list[tuple[Bytes, torch.Tensor]]] = [[] for _ in range(n_threads())]
+    shares: list[_Share] = [[] for _ in range(n_threads())]
     sizes = [0] * len(shares)
     for pair in sorted(pairs, key=lambda each: -each[0].nbytes):
         smallest = sizes.index(min(sizes))

@@ -285,8 +285,7 @@ class WeightWriter:
         Raises:
             SegmentGone: the reservation has lapsed.
         """
-        is_on_host = bool(source.held) and not any(each.is_cuda for each in source.held)
-        room = self.room(reserved, total_bytes(layout), is_on_host=is_on_host)
+        room = self.room(reserved, total_bytes(layout), is_on_host=is_on_host(source))
         work = partial(copy_all, room.content, layout, source, watch, self._n_copiers)
         return Written(*room, await in_thread(work, watch.stop))
 
@@ -338,6 +337,11 @@ class WeightWriter:
         return self._buffer[:size_bytes]
 
 
+def is_on_host(source: TensorSource) -> bool:
+    """Whether it is known that no tensor is on a GPU."""
+    return bool(source.held) and not any(each.is_cuda for each in source.held)
+
+
 async def in_thread(work: Callable[[], T], stop: Callable[[], None]) -> T:
     """Do `work` in a thread; when cancelled, `stop` it and wait for its end all the same.
 
@@ -362,6 +366,8 @@ def copy_all(
 ) -> list[Judgement]:
     """Copy everything into `content` by so many threads; what was found out, per tensor."""
     judgements: list[Judgement] = []
+    if not is_on_host(source) and torch.cuda.is_initialized():
+        _make_ready(content, n_copiers)
 
     def copy(tensor: Tensor, value: torch.Tensor) -> Judgement:
         watch.require_wanted()
@@ -379,6 +385,21 @@ def copy_all(
             judgements += copiers.map(copy, places, bucket)
             del bucket  # or it would be held while the next one is gathered
     return judgements
+
+
+def _make_ready(content: Bytes, n_copiers: int) -> None:
+    """Have CUDA make what copiers need of it, which torch keeps then.
+
+    While one of them had it made the others would wait, and hold the interpreter.
+    """
+    torch.cuda.Stream()
+    ends = (torch.as_tensor(end) for end in (content[:1], content[-1:]))
+    if len(content) >= n_copiers * PINNED_BYTES and not all(end.is_pinned() for end in ends):
+        buffers = [
+            torch.empty(PINNED_BYTES, dtype=torch.uint8, pin_memory=True)
+            for _ in range(2 * n_copiers)
+        ]
+        del buffers
 
 
 def tensors_in(content: Bytes, layout: Sequence[Tensor]) -> list[torch.Tensor]:
