@@ -192,7 +192,7 @@ class CudaMemory:
         mode = ctypes.c_int(_RELAXED)
         self._call("cudaThreadExchangeStreamCaptureMode", ctypes.byref(mode))
 
-    def pin(self, address: int, size_bytes: int) -> None:
+    def lock_pages(self, address: int, size_bytes: int) -> None:
         """Keep host memory in its place, so that every GPU copies from and to it by itself.
 
         Raises:
@@ -200,8 +200,8 @@ class CudaMemory:
         """
         self._call("cudaHostRegister", address, size_bytes, _FOR_ALL_GPUS)
 
-    def unpin(self, address: int) -> None:
-        """Undo `pin`, before the memory is unmapped; no copy may be under way."""
+    def unlock_pages(self, address: int) -> None:
+        """Undo `lock_pages`, before the memory is unmapped; no copy may be under way."""
         self._call("cudaHostUnregister", address)
 
     def _size_of(self, address: int) -> int:

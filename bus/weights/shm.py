@@ -18,7 +18,7 @@ from pathlib import Path
 import numpy as np
 
 from rolloutbus.bus.weights.manifest import Bytes
-from rolloutbus.bus.weights.pinned import PinnedBytes
+from rolloutbus.bus.weights.page_lock import PageLock
 
 SHM_DIR = Path("/dev/shm")  # noqa: S108 - where POSIX shared memory lives
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
@@ -72,7 +72,7 @@ class Mappings:
         self._flags = flags
         self._lock = threading.Lock()
         self._kept: dict[tuple[int, int], tuple[int, Bytes]] = {}
-        self._pinned: dict[tuple[int, int], PinnedBytes] = {}
+        self._locks: dict[tuple[int, int], PageLock] = {}
 
     def of(self, fd: int) -> Bytes:
         """The whole file behind `fd`, uint8 [its size]."""
@@ -89,12 +89,12 @@ class Mappings:
                 self._kept[key] = (own_fd, np.frombuffer(mapped, np.uint8))
             return self._kept[key][1]
 
-    def pin(self, device: int) -> None:
-        """Have all that is mapped pinned for GPUs; `device`: one that this process uses anyway."""
+    def lock_pages(self, device: int) -> None:
+        """Page-lock all that is mapped; `device`: a GPU that this process uses anyway."""
         with self._lock:
             for key, (_, content) in self._kept.items():
-                if key not in self._pinned:
-                    self._pinned[key] = PinnedBytes(content, device)
+                if key not in self._locks:
+                    self._locks[key] = PageLock(content, device)
 
     def tidy(self) -> None:
         """Unmap what its store has given back to the system."""
@@ -115,8 +115,8 @@ class Mappings:
 
     def _forget(self, key: tuple[int, int]) -> None:
         os.close(self._kept.pop(key)[0])
-        if key in self._pinned:
-            self._pinned.pop(key).close()
+        if key in self._locks:
+            self._locks.pop(key).close()
 
 
 def _is_unlinked(fd: int) -> bool:
@@ -178,12 +178,12 @@ class SegmentWriter:
         finally:
             os.close(fd)
 
-    def pin(self, device: int) -> None:
-        """Pin what was written, for the next version that is copied into it from a GPU.
+    def lock_pages(self, device: int) -> None:
+        """Page-lock what was written, for the next versions that are copied there from a GPU.
 
         `device`: number of a GPU that this process uses anyway.
         """
-        self._mappings.pin(device)
+        self._mappings.lock_pages(device)
 
     def tidy(self) -> None:
         """Let go of segments that the store has given up, or their memory would stay taken."""

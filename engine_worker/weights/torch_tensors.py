@@ -6,7 +6,7 @@ from typing import Any, cast
 import torch
 
 from rolloutbus.bus.weights.manifest import ALIGN_BYTES, DTYPES, Bytes, FloatBits, checksum_by
-from rolloutbus.bus.weights.pinned import cut
+from rolloutbus.bus.weights.page_lock import cut
 from rolloutbus.bus.weights.side_by_side import n_threads, side_by_side
 from rolloutbus.bus.wire.messages.weights import Bucket
 
@@ -50,7 +50,7 @@ class DeviceCopies:
             start += _aligned(raw.nbytes)
         shares = _shares([(raw, places[name]) for name, raw in tensors.items()])
         # Made here, one after another: a step that waits for one shall not wait for all.
-        bounces = [[] if _is_pinned(share) else [_bounce(), _bounce()] for share in shares]
+        bounces = [[] if _is_locked(share) else [_bounce(), _bounce()] for share in shares]
         for _ in side_by_side(self._copy, [*zip(shares, bounces, strict=True)], start):
             pass
         self._held[version] = memory, places
@@ -77,7 +77,7 @@ class DeviceCopies:
     def _copy(self, lane: tuple[_Share, list[torch.Tensor]]) -> None:
         """Copy a share, by a thread with a stream of its own.
 
-        What is pinned is copied as it is, the rest by way of the two tensors of pinned memory.
+        What is page-locked is copied as it is, the rest by way of the two tensors of pinned memory.
         """
         share, bounces = lane
         stream = cast("Any", torch.cuda).Stream(self._device)  # untyped
@@ -103,7 +103,7 @@ def _bounce() -> torch.Tensor:
     return torch.empty(BOUNCE_BYTES, dtype=torch.uint8, pin_memory=True)
 
 
-def _is_pinned(share: _Share) -> bool:
+def _is_locked(share: _Share) -> bool:
     """Whether all of it is, as far as its ends show."""
     ends = (end for raw, _ in share for end in (raw[:1], raw[-1:]) if len(raw))
     return all(torch.as_tensor(end).is_pinned() for end in ends)

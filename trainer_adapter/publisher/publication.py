@@ -268,7 +268,7 @@ class Publication:
                 task.cancel()
             await asyncio.gather(*serving, return_exceptions=True)
         self.keep()
-        self._policy.writer.pin()
+        self._policy.writer.lock_pages()
         self.log.enter("committed")
         return result
 

@@ -18,7 +18,7 @@ import xxhash
 
 from rolloutbus.bus.transport.bulk import BulkLink
 from rolloutbus.bus.weights.manifest import Bytes, bytes_of, total_bytes
-from rolloutbus.bus.weights.pinned import cut
+from rolloutbus.bus.weights.page_lock import cut
 from rolloutbus.bus.weights.shm import SegmentWriter, host_id
 from rolloutbus.bus.weights.side_by_side import n_threads
 from rolloutbus.bus.wire.errors import ActorStopped, Refused
@@ -89,7 +89,7 @@ def _pieces(source: torch.Tensor, target: torch.Tensor) -> Iterator[torch.Tensor
 def _from_gpu(source: torch.Tensor, target: torch.Tensor) -> Iterator[torch.Tensor]:
     """Pieces on the host, cast; while one is read the GPU writes the next.
 
-    Where `target` is pinned the GPU writes there, elsewhere into a pinned buffer.
+    Where `target` is page-locked the GPU writes there, elsewhere into a pinned buffer.
     """
     flat = source.contiguous().view(-1)
     stream = torch.cuda.Stream(source.device)
@@ -317,10 +317,10 @@ class WeightWriter:
             offsets = range(0, len(content), CHUNK_BYTES)
             await bulk.ask_all(partial(push_from, offset) for offset in offsets)
 
-    def pin(self) -> None:
+    def lock_pages(self) -> None:
         """A version has come through: the next one in its memory is copied there by the GPU."""
         if self._is_from_gpu and torch.cuda.is_initialized():
-            self._segments.pin(torch.cuda.current_device())
+            self._segments.lock_pages(torch.cuda.current_device())
 
     def tidy(self) -> None:
         """A version was given up: let go of its segment."""

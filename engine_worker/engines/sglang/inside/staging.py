@@ -74,8 +74,8 @@ class Staging:
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._files = MappedFiles()
-        self._pinned = Mappings(mmap.ACCESS_WRITE, os.O_RDWR)
-        """What was copied to the device. A GPU cannot pin a mapping that others do not share."""
+        self._shared = Mappings(mmap.ACCESS_WRITE, os.O_RDWR)
+        """What was copied to the device. CUDA page-locks only mappings that may be written to."""
         self._copies = DeviceCopies(device)
         self._held: dict[int, NamedTensors] = {}
         self._memory: CudaMemory | None = None
@@ -111,7 +111,7 @@ class Staging:
         self._held.pop(version, None)
         self._copies.drop(version)
         if self._device.type == "cuda":
-            self._pinned.pin(self._device.index)  # only now: pinning is in the way of a swap
+            self._shared.lock_pages(self._device.index)  # only now: it is in the way of a swap
         for address in self._open.pop(version, ()):
             assert self._memory is not None, "it was opened with it"
             with torch.cuda.device(self._device):
@@ -125,7 +125,7 @@ class Staging:
         for path in order.files:
             fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
             try:
-                contents.append(self._pinned.of(fd))
+                contents.append(self._shared.of(fd))
             finally:
                 os.close(fd)
         self._copies.stage(order.version, _in_files(order, contents))

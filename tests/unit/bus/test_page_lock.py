@@ -1,4 +1,4 @@
-"""How memory is cut that may be pinned, and what happens where it cannot be."""
+"""How memory is cut that may be page-locked, and what happens where it cannot be."""
 
 import logging
 from itertools import pairwise
@@ -6,7 +6,7 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from rolloutbus.bus.weights.pinned import SLICE_BYTES, PinnedBytes, cut
+from rolloutbus.bus.weights.page_lock import SLICE_BYTES, PageLock, cut
 
 
 @pytest.mark.parametrize("address", [0, 64, SLICE_BYTES - 64, 5 * SLICE_BYTES + 4096])
@@ -31,11 +31,11 @@ def test_nothing_is_cut_into_nothing() -> None:
 def test_a_process_without_cuda_is_told_once_and_goes_on(caplog: pytest.LogCaptureFixture) -> None:
     content = np.zeros(1 << 20, np.uint8)
     with caplog.at_level(logging.WARNING):
-        pinned = PinnedBytes(content, 0)
-        pinned.wait()
+        lock = PageLock(content, 0)
+        lock.wait()
     assert len(caplog.messages) == 1
-    assert "0 of 1 MiB for weight versions were pinned" in caplog.messages[0]
+    assert "page-locked 0 of" in caplog.messages[0]
     assert "is not loaded in this process" in caplog.messages[0]
     content[:] = 7
-    pinned.close()
-    pinned.close()
+    lock.close()
+    lock.close()

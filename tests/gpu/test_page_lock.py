@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from rolloutbus.bus.weights.manifest import Bytes, digest_of
-from rolloutbus.bus.weights.pinned import SLICE_BYTES, PinnedBytes, cut
+from rolloutbus.bus.weights.page_lock import SLICE_BYTES, PageLock, cut
 from rolloutbus.bus.weights.shm import SHM_DIR, SegmentWriter
 from rolloutbus.engine_worker.weights.torch_tensors import DeviceCopies
 from rolloutbus.trainer_adapter.publisher.weight_writer import put
@@ -49,7 +49,7 @@ def test_copies_are_exact_however_much_is_pinned(n_pinned: int, seed: int) -> No
     torch.cuda.init()
     content = mapped()
     ends = [stop for _, stop in cut(content.ctypes.data, len(content))]
-    pinned = PinnedBytes(content[: ends[n_pinned - 1]], 0) if n_pinned else None
+    pinned = PageLock(content[: ends[n_pinned - 1]], 0) if n_pinned else None
     if pinned is not None:
         pinned.wait()
         assert pinned_parts(content)[:n_pinned] == [True] * n_pinned
@@ -73,7 +73,7 @@ def test_copies_are_exact_however_much_is_pinned(n_pinned: int, seed: int) -> No
 def test_a_cast_lands_in_pinned_memory(seed: int) -> None:
     torch.cuda.init()
     content = mapped()
-    pinned = PinnedBytes(content, 0)
+    pinned = PageLock(content, 0)
     pinned.wait()
     generator = torch.Generator("cuda").manual_seed(seed)
     given = torch.randn(SIZE_BYTES // 2, generator=generator, device=GPU)
@@ -91,7 +91,7 @@ def test_a_segment_stays_pinned_from_version_to_version_until_it_is_forgotten() 
     try:
         first = pool.take(SIZE_BYTES)
         content = writer.content(first, SIZE_BYTES)
-        writer.pin(0)
+        writer.lock_pages(0)
         wait_until(content, is_pinned=True)
         pool.freeze(first)
         pool.retire(first, is_reusable=True)
@@ -108,7 +108,7 @@ def test_memory_that_was_given_up_can_be_pinned_again() -> None:
     torch.cuda.init()
     for _ in range(3):
         content = mapped()
-        pinned = PinnedBytes(content, 0)
+        pinned = PageLock(content, 0)
         pinned.close()  # perhaps before all is pinned
         wait_until(content, is_pinned=False)
         del content, pinned
@@ -121,7 +121,7 @@ def test_pinning_while_another_thread_captures_a_graph_spoils_nothing() -> None:
     content = mapped()
     with torch.cuda.graph(graph):
         doubled = ones * 2
-        pinned = PinnedBytes(content, 0)
+        pinned = PageLock(content, 0)
         pinned.wait()
     graph.replay()
     torch.cuda.synchronize()
@@ -138,7 +138,7 @@ def test_what_is_pinned_is_in_shared_memory_of_the_host() -> None:
     try:
         name = pool.take(SIZE_BYTES)
         content = writer.content(name, SIZE_BYTES)
-        writer.pin(0)
+        writer.lock_pages(0)
         wait_until(content, is_pinned=True)
         put(content, torch.uint8, torch.full((SIZE_BYTES,), 7, dtype=torch.uint8, device=GPU))
         assert digest_of(pool.content(name)) == digest_of(np.full(SIZE_BYTES, 7, np.uint8))
