@@ -217,6 +217,10 @@ def first_wrong(pieces: Sequence[torch.Tensor], buckets: Sequence[Bucket]) -> Bu
     """Returns the first bucket whose checksum does not match its piece, uint8 [>= its size]."""
     for piece, bucket in zip(pieces, buckets, strict=True):
         odd = torch.arange(1, 2 * _CHUNK_WORDS, 2, device=piece.device)
-        if checksum_by(piece[: bucket.size_bytes], odd) != bucket.checksum:
+        if checksum_by(piece[: bucket.size_bytes], odd, _to_ints) != bucket.checksum:
             return bucket
     return None
+
+
+def _to_ints(sums: list[torch.Tensor]) -> list[int]:
+    return cast("Any", torch.stack(sums)).tolist()  # untyped
