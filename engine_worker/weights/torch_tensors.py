@@ -48,9 +48,11 @@ class DeviceCopies:
         for name, raw in tensors.items():
             places[name] = memory[start : start + raw.nbytes]
             start += _aligned(raw.nbytes)
-        shares = _shares([(raw, places[name]) for name, raw in tensors.items()])
+        whole = [(raw, places[name]) for name, raw in tensors.items()]
+        # One queue of copies is as fast as the link, and a step's own copies wait behind no more.
+        shares = [whole] if _is_locked(whole) else _shares(whole)
         # Made here, one after another: a step that waits for one shall not wait for all.
-        bounces = [[] if _is_locked(share) else [_bounce(), _bounce()] for share in shares]
+        bounces = [[] if len(shares) == 1 else [_bounce(), _bounce()] for _ in shares]
         for _ in side_by_side(self._copy, [*zip(shares, bounces, strict=True)], start):
             pass
         self._held[version] = memory, places

@@ -129,7 +129,10 @@ class Staging:
             finally:
                 os.close(fd)
         self._copies.stage(order.version, _in_files(order, contents))
-        return self._copies.of(order.version)
+        copied = self._copies.of(order.version)
+        if not copied:
+            self._shared.clear()  # nothing is copied from there: it shall not be page-locked
+        return copied
 
     def _mapped(self, path: str) -> Bytes:
         content = self._files.of(path)
