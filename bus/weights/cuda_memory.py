@@ -99,6 +99,8 @@ BLOCK_BYTES = 2 << 20
 """Allocations are multiples of this: a smaller one would share its block with its neighbours."""
 _MAPS = Path("/proc/self/maps")
 _PEER_ACCESS = 1
+_FOR_ALL_GPUS = 1
+_RELAXED = 2
 
 
 class CudaError(Exception):
@@ -141,6 +143,8 @@ class CudaMemory:
         self._runtime.cudaIpcGetMemHandle.argtypes = (ctypes.POINTER(_Handle), pointer)
         self._runtime.cudaIpcOpenMemHandle.argtypes = (result, _Handle, ctypes.c_uint)
         self._runtime.cudaIpcCloseMemHandle.argtypes = (pointer,)
+        self._runtime.cudaHostRegister.argtypes = (pointer, ctypes.c_size_t, ctypes.c_uint)
+        self._runtime.cudaHostUnregister.argtypes = (pointer,)
 
     def allocate(self, size_bytes: int) -> int:
         """Address of at least so many bytes, not initialised."""
@@ -181,6 +185,24 @@ class CudaMemory:
     def close(self, address: int) -> None:
         """Undo `open`; nothing may use the memory any more."""
         self._call("cudaIpcCloseMemHandle", address)
+
+    def use(self, device: int) -> None:
+        """Make it this thread's device, and leave graphs alone that other threads capture."""
+        self._call("cudaSetDevice", device)
+        mode = ctypes.c_int(_RELAXED)
+        self._call("cudaThreadExchangeStreamCaptureMode", ctypes.byref(mode))
+
+    def lock_pages(self, address: int, size_bytes: int) -> None:
+        """Keep host memory in its place, so that every GPU copies from and to it by itself.
+
+        Raises:
+            CudaError: it cannot be, for example because the system allows no more of it.
+        """
+        self._call("cudaHostRegister", address, size_bytes, _FOR_ALL_GPUS)
+
+    def unlock_pages(self, address: int) -> None:
+        """Undo `lock_pages`, before the memory is unmapped; no copy may be under way."""
+        self._call("cudaHostUnregister", address)
 
     def _size_of(self, address: int) -> int:
         """Bytes from `address` to the end of its allocation; 0 if there is none."""

@@ -3,7 +3,7 @@
 Spec: docs/protocol.md, "Weights", "Bucket".
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from math import prod
 from typing import Any, NamedTuple
 
@@ -157,11 +157,14 @@ def checksum(content: Bytes) -> int:
     return checksum_by(content, np.arange(1, 2 * CHUNK_WORDS, 2, dtype=np.uint64))
 
 
-def checksum_by(content: Array, odd: Array) -> int:
+def checksum_by(
+    content: Array, odd: Array, to_ints: Callable[[list[Array]], Iterable[int]] = list
+) -> int:
     """Checksum of uint8 [n] on any device, with the arithmetic of `odd`: 1, 3, 5, … as 64-bit ints.
 
     `odd` has as many numbers as words are looked at in one go; no more memory is needed than for
-    twice as many. Both are on one device, whose queue is waited for once, at the end.
+    twice as many. Both are on one device. `to_ints` brings numbers from there, all at once: each
+    wait for it may cost milliseconds beside other threads, which hold the interpreter.
     """
     n_words: int = len(content) // _WORD_BYTES
     tail = int.from_bytes(bytes(content[n_words * _WORD_BYTES :].tolist()), "little")
@@ -171,7 +174,8 @@ def checksum_by(content: Array, odd: Array) -> int:
     words = content[: n_words * _WORD_BYTES].view(odd.dtype)
     starts = range(0, n_words, len(odd))
     chunks = [words[start : start + len(odd)] for start in starts]
-    sums = [(chunk.sum(), (chunk * odd[: len(chunk)]).sum()) for chunk in chunks]
-    for start, (plain, weighted) in zip(starts, sums, strict=True):
+    sums = [each for chunk in chunks for each in (chunk.sum(), (chunk * odd[: len(chunk)]).sum())]
+    numbers = iter(to_ints(sums))
+    for start, plain, weighted in zip(starts, numbers, numbers, strict=True):
         total += int(weighted) + 2 * start * int(plain)
     return total % _MODULUS

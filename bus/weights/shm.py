@@ -12,11 +12,13 @@ import mmap
 import os
 import re
 import stat
+import threading
 from pathlib import Path
 
 import numpy as np
 
 from rolloutbus.bus.weights.manifest import Bytes
+from rolloutbus.bus.weights.page_lock import PageLock
 
 SHM_DIR = Path("/dev/shm")  # noqa: S108 - where POSIX shared memory lives
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
@@ -55,45 +57,73 @@ class PinnedSegment:
         self.release()
 
 
-class _Mappings:
-    """Mappings by inode, kept after use: mapped again, a segment costs no page fault."""
+_MEMORY_FILE = "/memfd:"
+
+
+class Mappings:
+    """Mappings by inode, kept after use: mapped again, a file costs no page fault.
+
+    Any thread may call.
+    """
 
     def __init__(self, access: int, flags: int) -> None:
+        """`access`: of `mmap`; `flags`: of `os.open`."""
         self._access = access
         self._flags = flags
+        self._lock = threading.Lock()
         self._kept: dict[tuple[int, int], tuple[int, Bytes]] = {}
+        self._locks: dict[tuple[int, int], PageLock] = {}
 
     def of(self, fd: int) -> Bytes:
-        """The whole segment behind `fd`, uint8 [its size]."""
-        self._forget_unlinked()
+        """The whole file behind `fd`, uint8 [its size]."""
         status = os.fstat(fd)
         key = (status.st_dev, status.st_ino)
-        if key not in self._kept:
-            while len(self._kept) >= _KEPT_MAPPINGS:
-                self._forget(next(iter(self._kept)))
-            # Opened anew: a mapping keeps its descriptor's lock, and this one shall have none.
-            own_fd = os.open(f"/proc/self/fd/{fd}", self._flags | os.O_CLOEXEC)
-            mapped = mmap.mmap(own_fd, status.st_size, access=self._access)
-            self._kept[key] = (own_fd, np.frombuffer(mapped, np.uint8))
-        return self._kept[key][1]
+        with self._lock:
+            self._forget_unlinked()
+            if key not in self._kept:
+                while len(self._kept) >= _KEPT_MAPPINGS:
+                    self._forget(next(iter(self._kept)))
+                # Opened anew: a mapping keeps its descriptor's lock, and this one shall have none.
+                own_fd = os.open(f"/proc/self/fd/{fd}", self._flags | os.O_CLOEXEC)
+                mapped = mmap.mmap(own_fd, status.st_size, access=self._access)
+                self._kept[key] = (own_fd, np.frombuffer(mapped, np.uint8))
+            return self._kept[key][1]
+
+    def lock_pages(self, device: int) -> None:
+        """Page-lock all that is mapped; `device`: a GPU that this process uses anyway."""
+        with self._lock:
+            for key, (_, content) in self._kept.items():
+                if key not in self._locks:
+                    self._locks[key] = PageLock(content, device)
 
     def tidy(self) -> None:
         """Unmap what its store has given back to the system."""
-        self._forget_unlinked()
+        with self._lock:
+            self._forget_unlinked()
 
     def clear(self) -> None:
         """Unmap all segments of which no array is held."""
-        for key in list(self._kept):
-            self._forget(key)
+        with self._lock:
+            for key in list(self._kept):
+                self._forget(key)
 
     def _forget_unlinked(self) -> None:
         # A mapping keeps the memory of a segment that its store has given back to the system.
         for key, (fd, _) in list(self._kept.items()):
-            if os.fstat(fd).st_nlink == 0:
+            if _is_unlinked(fd):
                 self._forget(key)
 
     def _forget(self, key: tuple[int, int]) -> None:
         os.close(self._kept.pop(key)[0])
+        if key in self._locks:
+            self._locks.pop(key).close()
+
+
+def _is_unlinked(fd: int) -> bool:
+    """Whether a file that had a name has none any more."""
+    if os.fstat(fd).st_nlink:
+        return False
+    return not str(Path(f"/proc/self/fd/{fd}").readlink()).startswith(_MEMORY_FILE)
 
 
 class SegmentReader:
@@ -101,7 +131,7 @@ class SegmentReader:
 
     def __init__(self, directory: Path = SHM_DIR) -> None:
         self._directory = directory
-        self._mappings = _Mappings(mmap.ACCESS_COPY, os.O_RDONLY)
+        self._mappings = Mappings(mmap.ACCESS_COPY, os.O_RDONLY)
 
     def pin(self, name: str, size_bytes: int) -> PinnedSegment:
         """Map the segment and keep the store from reusing it.
@@ -134,7 +164,7 @@ class SegmentWriter:
 
     def __init__(self, directory: Path = SHM_DIR) -> None:
         self._directory = directory
-        self._mappings = _Mappings(mmap.ACCESS_WRITE, os.O_RDWR)
+        self._mappings = Mappings(mmap.ACCESS_WRITE, os.O_RDWR)
 
     def content(self, name: str, size_bytes: int) -> Bytes:
         """Writable bytes of the segment, uint8 [size_bytes].
@@ -147,6 +177,13 @@ class SegmentWriter:
             return self._mappings.of(fd)[:size_bytes]
         finally:
             os.close(fd)
+
+    def lock_pages(self, device: int) -> None:
+        """Page-lock what was written, for the next versions that are copied there from a GPU.
+
+        `device`: number of a GPU that this process uses anyway.
+        """
+        self._mappings.lock_pages(device)
 
     def tidy(self) -> None:
         """Let go of segments that the store has given up, or their memory would stay taken."""

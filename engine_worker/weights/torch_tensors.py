@@ -6,13 +6,19 @@ from typing import Any, cast
 import torch
 
 from rolloutbus.bus.weights.manifest import ALIGN_BYTES, DTYPES, Bytes, FloatBits, checksum_by
+from rolloutbus.bus.weights.page_lock import cut
 from rolloutbus.bus.weights.side_by_side import n_threads, side_by_side
 from rolloutbus.bus.wire.messages.weights import Bucket
 
-BOUNCE_BYTES = 64 * 1024 * 1024
-"""Pinned memory that bytes pass through on their way: several times as fast as without."""
+BOUNCE_BYTES = 16 * 1024 * 1024
+"""Pinned memory that bytes pass through on their way: several times as fast as without. Steps wait
+while it is made, so that a larger buffer would be a gap in what they sample."""
 SPARE_BYTES = 1 << 30
 """Of GPU memory, left to others."""
+
+
+_Share = list[tuple[Bytes, torch.Tensor]]
+"""Bytes of tensors, and where they go."""
 
 
 class DeviceCopies:
@@ -42,8 +48,12 @@ class DeviceCopies:
         for name, raw in tensors.items():
             places[name] = memory[start : start + raw.nbytes]
             start += _aligned(raw.nbytes)
-        shares = _shares([(raw, places[name]) for name, raw in tensors.items()])
-        for _ in side_by_side(self._copy, shares, start):
+        whole = [(raw, places[name]) for name, raw in tensors.items()]
+        # One queue of copies is as fast as the link, and a step's own copies wait behind no more.
+        shares = [whole] if _is_locked(whole) else _shares(whole)
+        # Made here, one after another: a step that waits for one shall not wait for all.
+        bounces = [[] if len(shares) == 1 else [_bounce(), _bounce()] for _ in shares]
+        for _ in side_by_side(self._copy, [*zip(shares, bounces, strict=True)], start):
             pass
         self._held[version] = memory, places
 
@@ -66,30 +76,44 @@ class DeviceCopies:
             return None
         return torch.empty(size_bytes, dtype=torch.uint8, device=self._device)
 
-    def _copy(self, share: Sequence[tuple[Bytes, torch.Tensor]]) -> None:
-        """From the one to the other, each pair; by a thread with a stream of its own."""
+    def _copy(self, lane: tuple[_Share, list[torch.Tensor]]) -> None:
+        """Copy a share, by a thread with a stream of its own.
+
+        What is page-locked is copied as it is, the rest by way of the two tensors of pinned memory.
+        """
+        share, bounces = lane
         stream = cast("Any", torch.cuda).Stream(self._device)  # untyped
-        bounces = [torch.empty(BOUNCE_BYTES, dtype=torch.uint8, pin_memory=True) for _ in range(2)]
-        done = [cast("Any", torch.cuda).Event() for _ in bounces]
+        done = [cast("Any", torch.cuda).Event() for _ in range(2)]
         turn = 0
         with torch.cuda.stream(stream):
             for raw, place in share:
-                for start in range(0, raw.nbytes, BOUNCE_BYTES):
-                    part = raw[start : start + BOUNCE_BYTES]
+                for start, stop in cut(raw.ctypes.data, raw.nbytes, BOUNCE_BYTES):
+                    part, into = torch.as_tensor(raw[start:stop]), place[start:stop]
+                    if part.is_pinned():
+                        into.copy_(part, non_blocking=True)
+                        continue
+                    bounces = bounces or [_bounce(), _bounce()]
                     done[turn].synchronize()
-                    bounces[turn].numpy()[: len(part)] = part
-                    into = place[start : start + len(part)]
+                    bounces[turn].numpy()[: len(part)] = raw[start:stop]
                     into.copy_(bounces[turn][: len(part)], non_blocking=True)
                     done[turn].record(stream)
                     turn = 1 - turn
         stream.synchronize()
 
 
-def _shares(
-    pairs: Sequence[tuple[Bytes, torch.Tensor]],
-) -> list[list[tuple[Bytes, torch.Tensor]]]:
+def _bounce() -> torch.Tensor:
+    return torch.empty(BOUNCE_BYTES, dtype=torch.uint8, pin_memory=True)
+
+
+def _is_locked(share: _Share) -> bool:
+    """Whether all of it is, as far as its ends show."""
+    ends = (end for raw, _ in share for end in (raw[:1], raw[-1:]) if len(raw))
+    return all(torch.as_tensor(end).is_pinned() for end in ends)
+
+
+def _shares(pairs: _Share) -> list[_Share]:
     """A share for each thread, of about as many bytes."""
-    shares: list[list[tuple[Bytes, torch.Tensor]]] = [[] for _ in range(n_threads())]
+    shares: list[_Share] = [[] for _ in range(n_threads())]
     sizes = [0] * len(shares)
     for pair in sorted(pairs, key=lambda each: -each[0].nbytes):
         smallest = sizes.index(min(sizes))
@@ -195,6 +219,10 @@ def first_wrong(pieces: Sequence[torch.Tensor], buckets: Sequence[Bucket]) -> Bu
     """Returns the first bucket whose checksum does not match its piece, uint8 [>= its size]."""
     for piece, bucket in zip(pieces, buckets, strict=True):
         odd = torch.arange(1, 2 * _CHUNK_WORDS, 2, device=piece.device)
-        if checksum_by(piece[: bucket.size_bytes], odd) != bucket.checksum:
+        if checksum_by(piece[: bucket.size_bytes], odd, _to_ints) != bucket.checksum:
             return bucket
     return None
+
+
+def _to_ints(sums: list[torch.Tensor]) -> list[int]:
+    return cast("Any", torch.stack(sums)).tolist()  # untyped

@@ -1,5 +1,6 @@
 import asyncio
 import json
+import shutil
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -19,6 +20,7 @@ from rolloutbus.engine_worker.weights.receiver import WeightReceiver, ways_of_th
 from rolloutbus.trainer_adapter.publisher.publisher import WeightPublisher
 from rolloutbus.trainer_adapter.publisher.tensor_source import DTYPE_NAMES, named_tensors
 from rolloutbus.trainer_adapter.publisher.weight_writer import WeightWriter
+from rolloutbus.trainer_adapter.store.segments import AHEAD_BYTES
 from tests.integration.live_fleet import DEADLINE_S
 from tests.integration.store_harness import ROOT, StoreHarness, store_harness
 
@@ -149,6 +151,32 @@ async def test_a_stopped_store_leaves_no_shared_memory_and_keeps_its_numbers(
         assert list(SHM_DIR.glob(f"rolloutbus-{owner}*")) == []
         await harness.start()
         assert (await publisher.publish(model, deadline_s=DEADLINE_S)).version == 2
+
+
+async def segment_of(harness: StoreHarness, version: int) -> str:
+    async with BulkLink(harness.bulk) as link:
+        manifest = await link.ask("pull_manifest", PullManifest("default", version))
+    assert isinstance(manifest, Manifest)
+    return manifest.segment
+
+
+@pytest.mark.skipif(
+    shutil.disk_usage(SHM_DIR).free < 6 * AHEAD_BYTES, reason="little shared memory"
+)
+async def test_a_version_is_written_to_memory_that_was_made_before_it(tmp_path: Path) -> None:
+    weights = {"w": torch.ones(AHEAD_BYTES // 4 + 1)}
+    async with store_harness(tmp_path) as harness:
+        publisher = WeightPublisher(harness)
+        first = await publisher.publish(weights, deadline_s=DEADLINE_S)
+        used = await segment_of(harness, first.version)
+        owner = used.split("-")[1]
+        made: set[str] = set()
+        async with asyncio.timeout(DEADLINE_S):
+            while not made:
+                await asyncio.sleep(0.01)
+                made = {each.name for each in SHM_DIR.glob(f"rolloutbus-{owner}-*")} - {used}
+        second = await publisher.publish(weights, deadline_s=DEADLINE_S)
+        assert {await segment_of(harness, second.version)} == made
 
 
 @pytest.mark.parametrize("transport", ["shm", "tcp"])

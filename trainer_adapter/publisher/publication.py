@@ -268,6 +268,7 @@ class Publication:
                 task.cancel()
             await asyncio.gather(*serving, return_exceptions=True)
         self.keep()
+        self._policy.writer.lock_pages()
         self.log.enter("committed")
         return result
 
@@ -372,9 +373,15 @@ class Publication:
         layout = self.laid_out(source.tensors)
         reserved = await self.reserve(layout)
         watch = CopyWatch(self.log.copied_so_far)
-        written = await policy.writer.copy(reserved, layout, source, watch)
+        offering = asyncio.ensure_future(self._prepare_offers(layout, source.held))
         try:
-            await self.seal(reserved, layout, written, source.held)
+            written = await policy.writer.copy(reserved, layout, source, watch)
+        finally:
+            # It reads tensors that may change after this.
+            await asyncio.gather(offering, return_exceptions=True)
+        offering.result()
+        try:
+            await self.seal(reserved, layout, written)
         finally:
             del written  # an error's traceback would keep its memory
 
@@ -402,7 +409,6 @@ class Publication:
         reserved: Reserved,
         layout: list[Tensor],
         written: Written,
-        held: Sequence[torch.Tensor] = (),
     ) -> None:
         """Judge what was written, and freeze it in the store.
 
@@ -410,14 +416,14 @@ class Publication:
             reserved: the store's answer.
             layout: of the version.
             written: its bytes.
-            held: the trainer's own tensors in this order, if all of them exist.
 
         Raises:
             Refused: a tensor is not sound; `.field` names it.
         """
         policy, allow_zeros = self._policy, self._options.allow_zeros
         policy.soundness.require(layout, written.judgements, allow_zeros=allow_zeros)
-        await self._prepare_offers(layout, held or tensors_in(written.content, layout))
+        if not self._offerings:
+            await self._prepare_offers(layout, tensors_in(written.content, layout))
         self.log.enter("sealing")
         self.log.copied.set()
         if not written.is_in_store:
@@ -432,8 +438,11 @@ class Publication:
     async def _prepare_offers(
         self, layout: Sequence[Tensor], tensors: Sequence[torch.Tensor]
     ) -> None:
-        """Prepares the offerings; `tensors` are the trainer's own, or views of the host's copy."""
-        for offering in self._wanted(tensors):
+        """Prepares the offerings; `tensors` are the trainer's own, or views of the host's copy.
+
+        Without tensors, as long as they do not exist side by side, there is nothing to do.
+        """
+        for offering in self._wanted(tensors) if tensors else []:
             self._offerings.append(offering)
             self._offers += await offering.prepare(layout, tensors)
 

@@ -18,6 +18,7 @@ import xxhash
 
 from rolloutbus.bus.transport.bulk import BulkLink
 from rolloutbus.bus.weights.manifest import Bytes, bytes_of, total_bytes
+from rolloutbus.bus.weights.page_lock import cut
 from rolloutbus.bus.weights.shm import SegmentWriter, host_id
 from rolloutbus.bus.weights.side_by_side import n_threads
 from rolloutbus.bus.wire.errors import ActorStopped, Refused
@@ -77,7 +78,7 @@ def _pieces(source: torch.Tensor, target: torch.Tensor) -> Iterator[torch.Tensor
     n_elements = max(1, PIECE_BYTES // target.itemsize)
     if source.is_cuda:
         # Whole: between two calls a thread waits for the interpreter, up to 5 ms for a busy loop.
-        yield from _from_gpu(source, target.dtype)
+        yield from _from_gpu(source, target)
     elif source.is_contiguous():
         yield from _split(source.view(-1), n_elements)
     else:
@@ -85,20 +86,23 @@ def _pieces(source: torch.Tensor, target: torch.Tensor) -> Iterator[torch.Tensor
         yield from _split(target, n_elements)
 
 
-def _from_gpu(source: torch.Tensor, dtype: torch.dtype) -> Iterator[torch.Tensor]:
-    """Pieces in pinned memory, cast; while one is read the GPU writes the next."""
+def _from_gpu(source: torch.Tensor, target: torch.Tensor) -> Iterator[torch.Tensor]:
+    """Pieces on the host, cast; while one is read the GPU writes the next.
+
+    Where `target` is page-locked the GPU writes there, elsewhere into a pinned buffer.
+    """
     flat = source.contiguous().view(-1)
     stream = torch.cuda.Stream(source.device)
     stream.wait_stream(torch.cuda.current_stream(source.device))
-    n_elements = PINNED_BYTES // dtype.itemsize
-    buffers = [
-        torch.empty(min(n_elements, len(flat)), dtype=dtype, pin_memory=True) for _ in range(2)
-    ]
+    buffers: list[torch.Tensor] = []
     under_way: tuple[torch.Tensor, torch.cuda.Event] | None = None
     with torch.cuda.stream(stream):
-        for number, piece in enumerate(_split(flat, n_elements)):
-            landed = buffers[number % 2][: len(piece)]
-            landed.copy_(piece.to(dtype), non_blocking=True)
+        for number, (start, stop) in enumerate(_places(target)):
+            landed = target[start:stop]
+            if not landed.is_pinned():
+                buffers = buffers or _pinned_buffers(target)
+                landed = buffers[number % 2][: stop - start]
+            landed.copy_(flat[start:stop].to(target.dtype), non_blocking=True)
             event = torch.cuda.Event()
             event.record(stream)
             if under_way is not None:
@@ -108,6 +112,17 @@ def _from_gpu(source: torch.Tensor, dtype: torch.dtype) -> Iterator[torch.Tensor
     if under_way is not None:
         under_way[1].synchronize()
         yield under_way[0]
+
+
+def _places(target: torch.Tensor) -> Iterator[tuple[int, int]]:
+    """(first element, end) of the pieces that are copied at once."""
+    for start, stop in cut(target.data_ptr(), target.nbytes, PINNED_BYTES):
+        yield start // target.itemsize, stop // target.itemsize
+
+
+def _pinned_buffers(target: torch.Tensor) -> list[torch.Tensor]:
+    n_elements = min(PINNED_BYTES // target.itemsize, len(target))
+    return [torch.empty(n_elements, dtype=target.dtype, pin_memory=True) for _ in range(2)]
 
 
 def _range(piece: torch.Tensor) -> tuple[float, float]:
@@ -255,6 +270,8 @@ class WeightWriter:
         self._n_copiers = n_copiers or max(MIN_COPIERS, n_threads())
         self._segments = SegmentWriter()
         self._buffer: Bytes | None = None
+        self._is_from_gpu = False
+        """Whether a GPU has what was copied last."""
 
     async def copy(
         self,
@@ -268,18 +285,19 @@ class WeightWriter:
         Raises:
             SegmentGone: the reservation has lapsed.
         """
-        room = self.room(reserved, total_bytes(layout))
+        room = self.room(reserved, total_bytes(layout), is_on_host=is_on_host(source))
         work = partial(copy_all, room.content, layout, source, watch, self._n_copiers)
         return Written(*room, await in_thread(work, watch.stop))
 
-    def room(self, reserved: Reserved, size_bytes: int) -> Room:
-        """Where a version's bytes are to be put.
+    def room(self, reserved: Reserved, size_bytes: int, *, is_on_host: bool = False) -> Room:
+        """Where a version's bytes are to be put; `is_on_host`: no GPU has them.
 
         Raises:
             SegmentGone: the reservation has lapsed.
         """
         if self._may_map and reserved.host == host_id():
             content = self._segments.content(reserved.segment, size_bytes)
+            self._is_from_gpu = not is_on_host
             return Room(content, is_in_store=True)
         return Room(self._buffer_of(size_bytes), is_in_store=False)
 
@@ -299,6 +317,11 @@ class WeightWriter:
             offsets = range(0, len(content), CHUNK_BYTES)
             await bulk.ask_all(partial(push_from, offset) for offset in offsets)
 
+    def lock_pages(self) -> None:
+        """A version has come through: the next one in its memory is copied there by the GPU."""
+        if self._is_from_gpu and torch.cuda.is_initialized():
+            self._segments.lock_pages(torch.cuda.current_device())
+
     def tidy(self) -> None:
         """A version was given up: let go of its segment."""
         self._segments.tidy()
@@ -312,6 +335,11 @@ class WeightWriter:
         if self._buffer is None or len(self._buffer) < size_bytes:
             self._buffer = np.zeros(size_bytes, np.uint8)
         return self._buffer[:size_bytes]
+
+
+def is_on_host(source: TensorSource) -> bool:
+    """Whether it is known that no tensor is on a GPU."""
+    return bool(source.held) and not any(each.is_cuda for each in source.held)
 
 
 async def in_thread(work: Callable[[], T], stop: Callable[[], None]) -> T:
@@ -338,6 +366,8 @@ def copy_all(
 ) -> list[Judgement]:
     """Copy everything into `content` by so many threads; what was found out, per tensor."""
     judgements: list[Judgement] = []
+    if not is_on_host(source) and torch.cuda.is_initialized():
+        _make_ready(content, n_copiers)
 
     def copy(tensor: Tensor, value: torch.Tensor) -> Judgement:
         watch.require_wanted()
@@ -355,6 +385,21 @@ def copy_all(
             judgements += copiers.map(copy, places, bucket)
             del bucket  # or it would be held while the next one is gathered
     return judgements
+
+
+def _make_ready(content: Bytes, n_copiers: int) -> None:
+    """Have CUDA make what copiers need of it, which torch keeps then.
+
+    While one of them had it made the others would wait, and hold the interpreter.
+    """
+    torch.cuda.Stream()
+    ends = (torch.as_tensor(end) for end in (content[:1], content[-1:]))
+    if len(content) >= n_copiers * PINNED_BYTES and not all(end.is_pinned() for end in ends):
+        buffers = [
+            torch.empty(PINNED_BYTES, dtype=torch.uint8, pin_memory=True)
+            for _ in range(2 * n_copiers)
+        ]
+        del buffers
 
 
 def tensors_in(content: Bytes, layout: Sequence[Tensor]) -> list[torch.Tensor]:

@@ -33,6 +33,7 @@ from rolloutbus.trainer_adapter.store.effects import (
     Allocate,
     AnswerKind,
     Freeze,
+    MakeAhead,
     Persist,
     Release,
     SendSegmentChunk,
@@ -289,7 +290,11 @@ class StoreCore:
             return [StoreAnswer(asker, "failed", written)]
         effects: list[StoreEffect] = [Persist(each) for each in written]
         effects.append(StoreAnswer(asker, "finished", Done()))
-        return effects + self._retire_outdated(ask.policy, now)
+        effects += self._retire_outdated(ask.policy, now)
+        stored = self._pullable(ask.policy, ask.version)
+        if written and stored is not None and not ask.is_adapter:
+            effects.append(MakeAhead(stored.size_bytes))
+        return effects
 
     def _record_commit(self, ask: RecordCommit) -> list[CommitRecord] | Problem:
         """Change the table; what must be written down before it is answered, or why not."""

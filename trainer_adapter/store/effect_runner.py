@@ -23,6 +23,7 @@ from rolloutbus.trainer_adapter.store.effects import (
     Allocate,
     ForgetDelta,
     Freeze,
+    MakeAhead,
     MakeDelta,
     Persist,
     Release,
@@ -65,6 +66,7 @@ class EffectRunner:
         self._deltas: dict[DeltaKey, Bytes] = {}
         self._writes: set[asyncio.Task[None]] = set()
         """Of files, waiting ones too."""
+        self._is_leaving = False
         # One thread: appends to the ledger keep their order, and the pool needs no lock.
         self._disk = ThreadPoolExecutor(1, "store-disk")
         # Another one, in which minutes may go by.
@@ -76,6 +78,7 @@ class EffectRunner:
 
     async def finish(self) -> None:
         """The store is about to leave: end what ends soon, give up what may take minutes."""
+        self._is_leaving = True
         if self._writes:
             await asyncio.wait(self._writes, timeout=LAST_FILES_S)
 
@@ -145,6 +148,8 @@ class EffectRunner:
                 target = pool.content(segment).data
                 target[offset : offset + len(content)] = content
                 self._answer(asker, "finished", Done())
+            case MakeAhead(size_bytes):
+                self._tasks.create_task(self._make_ahead(size_bytes))
             case MakeDelta():
                 self._tasks.create_task(self._make_delta(effect))
             case ForgetDelta(key):
@@ -181,6 +186,13 @@ class EffectRunner:
                     self.run(self._core.verified(key, name, self._clock.now()))
                 case _:
                     self._run_now(effect)
+
+    async def _make_ahead(self, size_bytes: int) -> None:
+        # Bit by bit: what is to be written down meanwhile must not wait.
+        while not self._is_leaving and await self._on_disk(
+            self._contents.pool.make_ahead, size_bytes
+        ):
+            pass
 
     async def _make_delta(self, ask: MakeDelta) -> None:
         pool = self._contents.pool

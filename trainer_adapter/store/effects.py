@@ -73,6 +73,12 @@ class WriteChunk(NamedTuple):
     content: bytes
 
 
+class MakeAhead(NamedTuple):
+    """Have a segment for another version of this size, soon and beside everything else."""
+
+    size_bytes: int
+
+
 @dataclass(frozen=True, slots=True)
 class MakeDelta:
     """Compare two sealed versions and report `delta_made`."""
@@ -121,6 +127,7 @@ StoreEffect = (
     | Verify
     | Freeze
     | Release
+    | MakeAhead
     | SendSegmentChunk
     | WriteChunk
     | MakeDelta

@@ -25,6 +25,8 @@ HEADROOM_BYTES = 64 * 1024 * 1024
 """Left free in /dev/shm for everyone else."""
 SPARE_SEGMENTS = 2
 """Free segments kept for reuse; more go back to the system."""
+AHEAD_BYTES = 64 * 1024 * 1024
+"""Made ahead at once; smaller segments are made when they are needed."""
 SWEEP_AGE_S = 60.0
 """A store's lock file this old, and not locked, belongs to a store that will not be restarted."""
 
@@ -41,6 +43,16 @@ class _Segment:
     content: Bytes
 
 
+@dataclass(slots=True)
+class _Unfinished:
+    """A segment of which some pages are there."""
+
+    name: str
+    fd: int
+    size_bytes: int
+    n_made: int = 0
+
+
 class SegmentPool:
     """All segments of one store process. Not thread-safe, but `content` may be used anywhere."""
 
@@ -51,6 +63,7 @@ class SegmentPool:
         self._used: dict[str, _Segment] = {}
         self._retired: list[_Segment] = []
         self._free: list[_Segment] = []
+        self._ahead: _Unfinished | None = None
 
     def take(self, size_bytes: int) -> str:
         """Name of a segment to be written, of at least `size_bytes`; no reader can pin it yet.
@@ -98,6 +111,31 @@ class SegmentPool:
         while len(self._free) > SPARE_SEGMENTS:
             self._unlink(self._free.pop(0))
 
+    def make_ahead(self, size_bytes: int) -> bool:
+        """Make a part of a segment for such a version, if the next one would have to wait for it.
+
+        Returns whether there is more to make. Nothing is made where not as much again is free.
+        """
+        if self._ahead is None:
+            self.collect()
+            waiting = [*self._free, *self._retired]
+            is_there = any(_fits(size_bytes, each.size_bytes) for each in waiting)
+            is_small = size_bytes < AHEAD_BYTES
+            if is_small or is_there or not self._has_room(2 * _rounded(size_bytes)):
+                return False
+            self._ahead = self._begin(size_bytes)
+        segment = self._ahead
+        try:
+            self._grow(segment, AHEAD_BYTES)
+        except StoreFull:
+            self._ahead = None
+            return False
+        if segment.n_made < segment.size_bytes:
+            return True
+        self._ahead = None
+        self._free.append(_map(segment.name, segment.fd))
+        return False
+
     def adopt(self, name: str, size_bytes: int) -> str:
         """Take over a sealed segment of a store that died; returns its new name.
 
@@ -116,6 +154,7 @@ class SegmentPool:
         self._used.clear()
         self._retired.clear()
         self._free.clear()
+        self._drop_ahead()
         _lock_path(self._directory, self.owner).unlink(missing_ok=True)
         os.close(self._lock_fd)
 
@@ -128,23 +167,50 @@ class SegmentPool:
         return segment
 
     def _make(self, size_bytes: int) -> _Segment:
-        rounded = -(-max(size_bytes, 1) // GRAIN_BYTES) * GRAIN_BYTES
+        if self._ahead is not None and _fits(size_bytes, self._ahead.size_bytes):
+            unfinished, self._ahead = self._ahead, None
+        else:
+            unfinished = self._begin(size_bytes)
+        self._grow(unfinished, unfinished.size_bytes)
+        return _map(unfinished.name, unfinished.fd)
+
+    def _begin(self, size_bytes: int) -> _Unfinished:
+        """A segment without pages.
+
+        Raises:
+            StoreFull: there is no room for them.
+        """
+        rounded = _rounded(size_bytes)
         if not self._has_room(rounded):
+            self._drop_ahead()
             while self._free:
                 self._unlink(self._free.pop())
             if not self._has_room(rounded):
                 raise StoreFull(f"{self._directory} has no room for {rounded} more bytes")
         name = self._new_name()
         fd = os.open(self._directory / name, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
+        fcntl.flock(fd, fcntl.LOCK_EX)
+        return _Unfinished(name, fd, rounded)
+
+    def _grow(self, segment: _Unfinished, n_bytes: int) -> None:
+        """Make so many bytes more of it, at most all.
+
+        Raises:
+            StoreFull: there is no room; nothing of it is left.
+        """
+        n_bytes = min(n_bytes, segment.size_bytes - segment.n_made)
         try:
             # Takes the pages now: without it a full tmpfs would kill the writer with SIGBUS.
-            os.posix_fallocate(fd, 0, rounded)
+            os.posix_fallocate(segment.fd, segment.n_made, n_bytes)
         except OSError as error:
-            os.close(fd)
-            (self._directory / name).unlink()
+            self._unlink(segment)
             raise StoreFull(f"{self._directory}: {error.strerror}") from error
-        fcntl.flock(fd, fcntl.LOCK_EX)
-        return _map(name, fd)
+        segment.n_made += n_bytes
+
+    def _drop_ahead(self) -> None:
+        if self._ahead is not None:
+            self._unlink(self._ahead)
+            self._ahead = None
 
     def _has_room(self, size_bytes: int) -> bool:
         usage = os.statvfs(self._directory)
@@ -158,7 +224,7 @@ class SegmentPool:
     def _new_name(self) -> str:
         return f"rolloutbus-{self.owner}-{secrets.token_hex(8)}"
 
-    def _unlink(self, segment: _Segment) -> None:
+    def _unlink(self, segment: _Segment | _Unfinished) -> None:
         (self._directory / segment.name).unlink(missing_ok=True)
         os.close(segment.fd)
 
@@ -219,6 +285,10 @@ def _map(name: str, fd: int) -> _Segment:
     size_bytes = os.fstat(fd).st_size
     content = np.frombuffer(mmap.mmap(fd, size_bytes), np.uint8)
     return _Segment(name, fd, size_bytes, content)
+
+
+def _rounded(size_bytes: int) -> int:
+    return -(-max(size_bytes, 1) // GRAIN_BYTES) * GRAIN_BYTES
 
 
 def _fits(wanted_bytes: int, size_bytes: int) -> bool:

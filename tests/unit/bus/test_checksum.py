@@ -1,6 +1,8 @@
 # pyright: reportUnknownMemberType=false
 # The stubs of torch leave parameters untyped.
 
+from typing import cast
+
 import numpy as np
 import torch
 from hypothesis import given
@@ -34,8 +36,13 @@ def test_numpy_and_torch_compute_what_the_protocol_says_whatever_the_chunk(
         checksum(in_numpy),
         checksum_by(in_numpy, odd),
         checksum_by(in_torch, torch.arange(1, 2 * chunk_words, 2)),
+        checksum_by(
+            in_torch,
+            torch.arange(1, 2 * chunk_words, 2),
+            lambda sums: cast("list[int]", torch.stack(sums).tolist()),
+        ),
     ]
-    assert found == [by_definition(content)] * 3
+    assert found == [by_definition(content)] * 4
 
 
 def test_a_sum_above_the_largest_word_wraps_around_in_both() -> None:

@@ -6,7 +6,7 @@ into the model and no more.
 
 import mmap
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from math import prod
 from pathlib import Path
 
@@ -15,6 +15,7 @@ import torch
 
 from rolloutbus.bus.weights.cuda_memory import CudaMemory, DeviceBytes
 from rolloutbus.bus.weights.manifest import Bytes
+from rolloutbus.bus.weights.shm import Mappings
 from rolloutbus.engine_worker.engines.sglang.schedulers.wire import (
     CheckpointTensor,
     Lent,
@@ -23,8 +24,8 @@ from rolloutbus.engine_worker.engines.sglang.schedulers.wire import (
 )
 from rolloutbus.engine_worker.weights.torch_tensors import TORCH_TYPES, DeviceCopies
 
-_KEPT = 4
-"""Enough for those that a host rotates through."""
+_KEPT = 8
+"""Enough for the versions that a store rotates through by default."""
 _MEMORY_FILE = "/memfd:"
 
 
@@ -73,6 +74,8 @@ class Staging:
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._files = MappedFiles()
+        self._shared = Mappings(mmap.ACCESS_WRITE, os.O_RDWR)
+        """What was copied to the device. CUDA page-locks only mappings that may be written to."""
         self._copies = DeviceCopies(device)
         self._held: dict[int, NamedTensors] = {}
         self._memory: CudaMemory | None = None
@@ -86,15 +89,12 @@ class Staging:
             OSError, CudaError: they cannot be opened.
             ValueError: a file is too small.
         """
-        contents = [self._mapped(path) for path in order.files]
-        in_files = {
-            each.tensor.name: _bytes_of(contents[each.file], each) for each in order.tensors
-        }
-        self._copies.stage(order.version, in_files)
-        raws: dict[str, torch.Tensor] = {
-            name: torch.as_tensor(raw) for name, raw in in_files.items()
-        }
-        raws |= self._copies.of(order.version)
+        raws: dict[str, torch.Tensor] = {}
+        raws |= self._copied(order)
+        if not raws:
+            contents = [self._mapped(path) for path in order.files]
+            in_files = _in_files(order, contents)
+            raws |= {name: torch.as_tensor(raw) for name, raw in in_files.items()}
         raws |= self._opened(order)
         tensors = [each.tensor for each in (*order.tensors, *order.lent)]
         self._held[order.version] = [
@@ -110,10 +110,29 @@ class Staging:
         """Nobody needs the version any more, and nothing reads it. Idempotent."""
         self._held.pop(version, None)
         self._copies.drop(version)
+        if self._device.type == "cuda":
+            self._shared.lock_pages(self._device.index)  # only now: it is in the way of a swap
         for address in self._open.pop(version, ()):
             assert self._memory is not None, "it was opened with it"
             with torch.cuda.device(self._device):
                 self._memory.close(address)
+
+    def _copied(self, order: Stage) -> Mapping[str, torch.Tensor]:
+        """The tensors in files, on the device; none if it has no room for them, or is a CPU."""
+        if self._device.type == "cpu" or not order.tensors:
+            return {}
+        contents: list[Bytes] = []
+        for path in order.files:
+            fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+            try:
+                contents.append(self._shared.of(fd))
+            finally:
+                os.close(fd)
+        self._copies.stage(order.version, _in_files(order, contents))
+        copied = self._copies.of(order.version)
+        if not copied:
+            self._shared.clear()  # nothing is copied from there: it shall not be page-locked
+        return copied
 
     def _mapped(self, path: str) -> Bytes:
         content = self._files.of(path)
@@ -146,6 +165,11 @@ class Staging:
 def size_of(tensor: CheckpointTensor) -> int:
     """In bytes."""
     return prod(tensor.shape) * TORCH_TYPES[tensor.dtype].itemsize
+
+
+def _in_files(order: Stage, contents: Sequence[Bytes]) -> dict[str, Bytes]:
+    """Bytes of the tensors that lie in files."""
+    return {each.tensor.name: _bytes_of(contents[each.file], each) for each in order.tensors}
 
 
 def _bytes_of(content: Bytes, placed: Placed) -> Bytes:

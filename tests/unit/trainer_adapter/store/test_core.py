@@ -18,6 +18,7 @@ from rolloutbus.bus.wire.messages.weights import (
 from rolloutbus.trainer_adapter.store.effects import (
     Allocate,
     Freeze,
+    MakeAhead,
     Persist,
     Release,
     SendSegmentChunk,
@@ -199,6 +200,22 @@ def test_the_last_three_committed_versions_are_kept() -> None:
         Retired("default", 1),
         Retired("default", 2),
     ]
+
+
+def test_a_segment_is_made_ahead_once_old_ones_have_been_given_back() -> None:
+    store = StoreCoreHarness(keep_committed=1)
+    store.publish()
+    commit = RecordCommit("default", store.seal())
+    effects = store.say(commit)
+    assert [type(each) for each in effects][-2:] == [Release, MakeAhead]
+    assert effects[-1] == MakeAhead(SIZE_BYTES)
+    assert not any(isinstance(each, MakeAhead) for each in store.say(commit))
+
+
+def test_no_segment_is_made_ahead_for_adapters() -> None:
+    store = StoreCoreHarness()
+    commit = RecordCommit("default.judge", store.seal("default.judge"), is_adapter=True)
+    assert not any(isinstance(each, MakeAhead) for each in store.say(commit))
 
 
 def test_a_version_that_is_being_pulled_is_kept_until_its_puller_is_silent() -> None:

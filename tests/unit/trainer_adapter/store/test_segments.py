@@ -6,7 +6,13 @@ from pathlib import Path
 import pytest
 
 from rolloutbus.bus.weights.shm import SegmentGone, SegmentReader, SegmentWriter
-from rolloutbus.trainer_adapter.store.segments import GRAIN_BYTES, SegmentPool, StoreFull, sweep
+from rolloutbus.trainer_adapter.store.segments import (
+    AHEAD_BYTES,
+    GRAIN_BYTES,
+    SegmentPool,
+    StoreFull,
+    sweep,
+)
 
 ROOT = Path(__file__).resolve().parents[4]
 
@@ -96,6 +102,54 @@ def test_closing_unlinks_everything(tmp_path: Path) -> None:
     pool.retire(_fill(pool, 2), is_reusable=True)
     pool.close()
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_segment_that_was_made_ahead_is_taken_next(pool: SegmentPool, tmp_path: Path) -> None:
+    size_bytes = AHEAD_BYTES + 1
+    assert pool.make_ahead(size_bytes)
+    assert not pool.make_ahead(size_bytes)
+    (made,) = tmp_path.glob("rolloutbus-*-*")
+    assert not pool.make_ahead(size_bytes)  # one is enough
+    name = pool.take(size_bytes)
+    assert name == made.name
+    with pytest.raises(SegmentGone, match="rewritten"):
+        SegmentReader(tmp_path).pin(name, size_bytes)
+    pool.content(name)[:] = 7
+
+
+def test_a_segment_that_is_half_made_is_taken_and_completed(
+    pool: SegmentPool, tmp_path: Path
+) -> None:
+    size_bytes = AHEAD_BYTES + 1
+    assert pool.make_ahead(size_bytes)
+    (made,) = tmp_path.glob("rolloutbus-*-*")
+    assert pool.take(size_bytes) == made.name
+    assert made.stat().st_size == AHEAD_BYTES + GRAIN_BYTES
+    assert made.stat().st_blocks * 512 >= AHEAD_BYTES + GRAIN_BYTES
+
+
+def test_nothing_is_made_ahead_while_a_reader_is_about_to_let_go_of_a_segment(
+    pool: SegmentPool, tmp_path: Path
+) -> None:
+    name = _fill(pool, 1, AHEAD_BYTES)
+    pin = SegmentReader(tmp_path).pin(name, 100)
+    pool.retire(name, is_reusable=True)
+    assert not pool.make_ahead(AHEAD_BYTES)
+    assert len([*tmp_path.glob("rolloutbus-*-*")]) == 1
+    pin.release()
+
+
+def test_small_segments_are_not_made_ahead(pool: SegmentPool, tmp_path: Path) -> None:
+    assert not pool.make_ahead(AHEAD_BYTES - 1)
+    assert [*tmp_path.glob("rolloutbus-*-*")] == []
+
+
+def test_what_is_half_made_gives_way_to_what_is_needed(pool: SegmentPool, tmp_path: Path) -> None:
+    assert pool.make_ahead(2 * AHEAD_BYTES)
+    (made,) = tmp_path.glob("rolloutbus-*-*")
+    with pytest.raises(StoreFull):
+        pool.take(1 << 60)
+    assert not made.exists()
 
 
 @pytest.mark.parametrize("name", ["../etc/passwd", "rolloutbus-x", "", "a" * 500])

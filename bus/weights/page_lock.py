@@ -1,0 +1,100 @@
+"""Page-locked host memory, which CUDA calls pinned: GPUs copy from and to it by themselves.
+
+Locking costs more than the copy, so it is done once for memory that is used again and again, in
+a thread beside the work. Until it is done, and where it cannot be done, copies take the longer way
+through a smaller buffer: whether a piece of memory is locked is asked of CUDA for each piece.
+"""
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterator
+
+from rolloutbus.bus.weights.cuda_memory import CudaError, CudaMemory
+from rolloutbus.bus.weights.manifest import Bytes
+
+SLICE_BYTES = 32 << 20
+"""Locked at once. The GPU's driver does nothing else meanwhile: a step would wait for it."""
+
+
+def cut(address: int, size_bytes: int, most_bytes: int = SLICE_BYTES) -> Iterator[tuple[int, int]]:
+    """(start, stop) of the pieces of `size_bytes` bytes at `address`, each within one slice.
+
+    Slices end at multiples of `SLICE_BYTES` of the address: CUDA copies nothing across their ends.
+    A piece has at most `most_bytes`.
+    """
+    start = 0
+    while start < size_bytes:
+        left = SLICE_BYTES - (address + start) % SLICE_BYTES
+        stop = min(size_bytes, start + min(left, most_bytes))
+        yield start, stop
+        start = stop
+
+
+class PageLock:
+    """Memory that is being locked, or has been, from the making of this until `close`."""
+
+    def __init__(self, content: Bytes, device: int) -> None:
+        """Begins at once, in a thread; where it fails, a line of the log says so.
+
+        Args:
+            content: uint8, a whole mapping; kept until `close` has undone the locking.
+            device: number of a GPU that this process uses anyway.
+        """
+        self._content: Bytes | None = content
+        self._device = device
+        self._is_wanted = True
+        self._locked: list[int] = []
+        """Addresses of slices."""
+        self._locking = _in_thread(self._lock)
+
+    def wait(self) -> None:
+        """Until all is locked that can be."""
+        self._locking.join()
+
+    def close(self) -> None:
+        """Undo it, in a thread; no copy may be under way. Idempotent."""
+        if self._is_wanted:
+            self._is_wanted = False
+            _in_thread(self._unlock)
+
+    def _lock(self) -> None:
+        assert self._content is not None, "it is kept until after this"
+        address, size_bytes = self._content.ctypes.data, len(self._content)
+        try:
+            memory = CudaMemory()
+            memory.use(self._device)
+            for start, stop in cut(address, size_bytes):
+                if not self._is_wanted:
+                    return
+                began = time.perf_counter()
+                memory.lock_pages(address + start, stop - start)
+                self._locked.append(address + start)
+                time.sleep(time.perf_counter() - began)  # others use the driver, too
+        except CudaError as error:
+            _log.warning(
+                "page-locked %d of %d slices of memory for weights: copies between the rest and a "
+                "GPU are slower; %s",
+                len(self._locked),
+                sum(1 for _ in cut(address, size_bytes)),
+                error,
+            )
+
+    def _unlock(self) -> None:
+        self._locking.join()
+        if self._locked:
+            memory = CudaMemory()
+            memory.use(self._device)
+            for address in self._locked:
+                memory.unlock_pages(address)
+        self._content = None  # only now may it be unmapped
+
+
+def _in_thread(work: Callable[[], None]) -> threading.Thread:
+    """A process that ends does not wait for it."""
+    thread = threading.Thread(target=work, name="rolloutbus-page-lock", daemon=True)
+    thread.start()
+    return thread
+
+
+_log = logging.getLogger(__name__)
