@@ -14,6 +14,7 @@ import pytest
 
 from rolloutbus import Fleet, Rollout, RolloutClient, SamplingParams, record
 from rolloutbus.bus.actor.process import read_ready
+from rolloutbus.bus.settings import LeaseSettings
 from rolloutbus.bus.wire.messages.control import ServerFacts
 from rolloutbus.engine_worker.engines.fake.engine import fake_logprob, prompt_digest, token_after
 from rolloutbus.errors import RolloutCancelled
@@ -32,6 +33,8 @@ STILL_S = 0.4
 ENDLESS = 24_000
 """Tokens of a rollout that is still under way whenever a test looks; it has to be cut."""
 FAKE_SEED = 7
+PATIENT = LeaseSettings(lease_s=30.0, holder_s=24.0, recovery_s=31.0)
+"""Where no lease is to run out: a machine too busy for a heartbeat must not end one."""
 
 Found = TypeVar("Found")
 

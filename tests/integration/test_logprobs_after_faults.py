@@ -14,14 +14,18 @@ from rolloutbus.bus.wire.messages.weights import Transport
 from rolloutbus.launcher.fleet import Fleet
 from rolloutbus.launcher.plan import STORE
 from rolloutbus.launcher.settings import FleetSettings
-from rolloutbus.trainer_adapter.publisher.transfer import TransferProgress, WeightTransferHandle
+from rolloutbus.trainer_adapter.publisher.transfer import (
+    Published,
+    TransferProgress,
+    WeightTransferHandle,
+)
 from rolloutbus.types import FleetStatus
 from tests.drills.chaos.proxy import ProxyLink
 from tests.drills.weights.cases import Case
 from tests.drills.weights.gates import Gates
 from tests.drills.weights.orders import Order, Told
 from tests.integration.conftest import MAX_CONTEXT
-from tests.integration.live_fleet import DEADLINE_S, ENDLESS, Streamed, status_when
+from tests.integration.live_fleet import DEADLINE_S, ENDLESS, PATIENT, Streamed, status_when
 from tests.integration.reference import Reference
 
 pytestmark = [
@@ -69,10 +73,14 @@ class LocalTrainer:
                 return True
         return False
 
+    async def result(self) -> Published:
+        """What became of it; names each worker that is not active, and says why."""
+        assert self._handle is not None
+        return await self._handle
+
     async def outcome(self, timeout_s: float) -> Told:
         del timeout_s
-        assert self._handle is not None
-        published = await self._handle
+        published = await self.result()
         self._reference.keep(published.version)
         return Told("committed", published.version, outcome="committed", by=published.transport)
 
@@ -90,7 +98,7 @@ async def links() -> AsyncIterator[dict[str, ProxyLink]]:
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def fleet(tiny_model: Path, links: dict[str, ProxyLink]) -> AsyncIterator[Fleet]:
-    """Its members' links can be held."""
+    """Its members' links can be held; they run in this loop, which may be busy for seconds."""
 
     def wire(name: str, backend: str) -> str:
         links[name].upstream = backend
@@ -98,7 +106,11 @@ async def fleet(tiny_model: Path, links: dict[str, ProxyLink]) -> AsyncIterator[
 
     options = {"threads": 1, "slots": N_STREAMS, "kv_tokens": N_STREAMS * MAX_CONTEXT}
     settings = FleetSettings(
-        workers=len(WORKERS), model=tiny_model, engine_options=options, transport="tcp"
+        workers=len(WORKERS),
+        model=tiny_model,
+        engine_options=options,
+        transport="tcp",
+        lease=PATIENT,
     )
     async with Fleet(settings, wiring=wire) as running:
         yield running
