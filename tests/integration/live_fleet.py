@@ -164,11 +164,15 @@ class Streamed:
         self._changes.notify()
 
 
-async def status_when(client: RolloutClient, is_so: Callable[[FleetStatus], bool]) -> FleetStatus:
-    """The first status of which `is_so` holds."""
+async def status_when(
+    client: RolloutClient,
+    is_so: Callable[[FleetStatus], bool],
+    deadline_s: float = DEADLINE_S,
+) -> FleetStatus:
+    """The first status of which `is_so` holds; where engines start meanwhile, give it START_S."""
     status = await client.status()
     try:
-        async with asyncio.timeout(DEADLINE_S):
+        async with asyncio.timeout(deadline_s):
             while not is_so(status):
                 await asyncio.sleep(PACE_S)  # the router tells nobody when it changes
                 status = await client.status()

@@ -25,7 +25,14 @@ from tests.drills.weights.cases import Case
 from tests.drills.weights.gates import Gates
 from tests.drills.weights.orders import Order, Told
 from tests.integration.conftest import MAX_CONTEXT
-from tests.integration.live_fleet import DEADLINE_S, ENDLESS, PATIENT, Streamed, status_when
+from tests.integration.live_fleet import (
+    DEADLINE_S,
+    ENDLESS,
+    PATIENT,
+    START_S,
+    Streamed,
+    status_when,
+)
 from tests.integration.reference import Reference
 
 pytestmark = [
@@ -136,7 +143,7 @@ async def test_logprobs_are_true_after_a_host_died_before_it_could_swap(
     case = Case("host", "committing", transport, "staged", "retract", "any", ahead, False)  # noqa: FBT003
     trainer, gates = LocalTrainer(client, reference), Gates(fleet, links)
     await status_when(client, _all_are_ready)
-    streams = [Streamed(client, prompt, LONG) for prompt in PROMPTS]
+    streams = [Streamed(client, prompt, LONG, deadline_s=START_S) for prompt in PROMPTS]
     for streamed in streams:
         await streamed.reached(N_TOKENS)
     try:
@@ -148,7 +155,7 @@ async def test_logprobs_are_true_after_a_host_died_before_it_could_swap(
     finally:
         gates.open_all()
     told = await trainer.outcome(DEADLINE_S)
-    await status_when(client, lambda status: _all_serve(status, told.version))
+    await status_when(client, lambda status: _all_serve(status, told.version), START_S)
     for streamed in streams:
         await streamed.grown_by(N_TOKENS)
     rollouts = [await streamed.cut() for streamed in streams]
