@@ -20,8 +20,8 @@ from tests.tiny_models import TOLERANCE, fresh
 
 ROOT = Path(__file__).parents[2]
 DEADLINE_S = 60.0
-LONG = 1500
-"""Tokens of a response that is under way for a while."""
+LONG = 2000
+"""Tokens of a response that is under way for seconds."""
 ENGINE = "generator.inference_engine"
 WORDS: dict[str, tuple[str, object, dict[str, object]]] = {
     "engines": (f"{ENGINE}.num_engines", 3, {"workers": 3}),

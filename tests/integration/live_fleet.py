@@ -14,6 +14,7 @@ import pytest
 
 from rolloutbus import Fleet, Rollout, RolloutClient, SamplingParams, record
 from rolloutbus.bus.actor.process import read_ready
+from rolloutbus.bus.settings import LeaseSettings
 from rolloutbus.bus.wire.messages.control import ServerFacts
 from rolloutbus.engine_worker.engines.fake.engine import fake_logprob, prompt_digest, token_after
 from rolloutbus.errors import RolloutCancelled
@@ -32,6 +33,8 @@ STILL_S = 0.4
 ENDLESS = 24_000
 """Tokens of a rollout that is still under way whenever a test looks; it has to be cut."""
 FAKE_SEED = 7
+PATIENT = LeaseSettings(lease_s=30.0, holder_s=24.0, recovery_s=31.0)
+"""Where no lease is to run out: a machine too busy for a heartbeat must not end one."""
 
 Found = TypeVar("Found")
 
@@ -161,11 +164,15 @@ class Streamed:
         self._changes.notify()
 
 
-async def status_when(client: RolloutClient, is_so: Callable[[FleetStatus], bool]) -> FleetStatus:
-    """The first status of which `is_so` holds."""
+async def status_when(
+    client: RolloutClient,
+    is_so: Callable[[FleetStatus], bool],
+    deadline_s: float = DEADLINE_S,
+) -> FleetStatus:
+    """The first status of which `is_so` holds; where engines start meanwhile, give it START_S."""
     status = await client.status()
     try:
-        async with asyncio.timeout(DEADLINE_S):
+        async with asyncio.timeout(deadline_s):
             while not is_so(status):
                 await asyncio.sleep(PACE_S)  # the router tells nobody when it changes
                 status = await client.status()

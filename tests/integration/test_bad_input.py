@@ -9,9 +9,14 @@ import pytest
 from rolloutbus import RolloutClient, SamplingParams
 from rolloutbus.bus.wire.messages.generation import CloseSession
 from rolloutbus.bus.wire.messages.weights import PublishVersion
-from rolloutbus.errors import BusError, Refused, RequestError, RequestExpired
+from rolloutbus.errors import BusError, Refused, RequestError
 from rolloutbus.launcher.settings import UpOptions
-from tests.integration.live_fleet import DEADLINE_S, assert_fake_rollout, fake_sampling
+from tests.integration.live_fleet import (
+    DEADLINE_S,
+    assert_fake_rollout,
+    fake_sampling,
+    status_when,
+)
 
 pytestmark = [
     pytest.mark.integration,
@@ -136,11 +141,14 @@ async def test_a_bad_option_is_refused_before_it_is_sent(
     await assert_serves(client)
 
 
-async def test_a_request_for_a_policy_that_nobody_serves_expires_and_says_so(
+async def test_a_request_for_a_policy_that_nobody_serves_is_refused_at_its_deadline(
     client: RolloutClient,
 ) -> None:
-    with pytest.raises(RequestExpired, match="no worker of policy 'other' was ready"):
+    # A young router knows of no policy: it would let the request expire.
+    await status_when(client, lambda status: not status.recovering)
+    with pytest.raises(Refused, match="'other' is here or expected; there are 'default'") as caught:
         await client.generate(PROMPT, fake_sampling(8), policy="other", deadline_s=0.5)
+    assert (caught.value.code, caught.value.field) == ("unknown_policy", "place.policy")
     await assert_serves(client)
 
 

@@ -9,7 +9,6 @@ import pytest_asyncio
 
 import rolloutbus
 from rolloutbus import Fleet, Rollout, RolloutClient, SamplingParams
-from rolloutbus.bus.settings import LeaseSettings
 from rolloutbus.bus.wire.messages.control import Flushed, Memory, MemoryTag, PauseMode, ServerFacts
 from rolloutbus.bus.wire.messages.endings import Done
 from rolloutbus.errors import FleetCommandFailed, Refused
@@ -23,7 +22,14 @@ from tests.integration.control_steps import (
     abort_stops_exactly_the_request_that_it_names,
     all_under_way,
 )
-from tests.integration.live_fleet import DEADLINE_S, ENDLESS, Streamed, status_when, worker_in
+from tests.integration.live_fleet import (
+    DEADLINE_S,
+    ENDLESS,
+    PATIENT,
+    Streamed,
+    status_when,
+    worker_in,
+)
 from tests.integration.token_limit import TokenLimit
 
 pytestmark = [
@@ -32,8 +38,6 @@ pytestmark = [
     pytest.mark.asyncio(loop_scope="module"),
 ]
 
-PATIENT = LeaseSettings(lease_s=30.0, holder_s=24.0, recovery_s=31.0)
-"""Nobody dies here: a machine that is too busy for a heartbeat must not make it look so."""
 FLEET: UpOptions = {**REAL_ENGINES, "store": False, "lease": PATIENT}
 WORKERS = ["w0", "w1"]
 

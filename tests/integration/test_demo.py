@@ -17,6 +17,8 @@ from tests.integration.raw_subscriber import messages_in, received_in_replay
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
 
 STEPS = 16
+LEARNT = 0.01
+"""Far below what is learnt offline: 0.06, give or take 0.015."""
 NEVER_S = 3600.0
 
 
@@ -74,7 +76,7 @@ def assert_learns_offline(journal: Path, directory: Path) -> None:
     print(f"{len(rewards)} steps offline: {before:.3f} -> {after:.3f}")
     assert len(rewards) >= STEPS
     assert max(rewards) < 0.4
-    assert after > before + 0.03
+    assert after > before + LEARNT
 
 
 async def test_run_leaves_its_configuration_its_numbers_and_a_picture(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from rolloutbus.launcher.settings import UpOptions
 from rolloutbus.trainer_adapter.publisher.transfer import TransferProgress
 from rolloutbus.types import FleetStatus
 from tests.integration.killed_trainer import WEIGHTS
-from tests.integration.live_fleet import DEADLINE_S, status_when
+from tests.integration.live_fleet import DEADLINE_S, START_S, status_when
 from tests.integration.store_harness import ROOT
 
 pytestmark = [
@@ -118,7 +118,7 @@ async def test_a_killed_trainers_version_is_never_given_to_another(
         *command, cwd=ROOT, stdout=asyncio.subprocess.PIPE
     )
     assert trainer.stdout is not None
-    async with asyncio.timeout(DEADLINE_S):
+    async with asyncio.timeout(START_S):
         lost = int(await trainer.stdout.readline())
         trainer.kill()
         await trainer.wait()

@@ -76,9 +76,9 @@ async def test_buckets_become_one_version_of_all_workers(
     served: Gateway, client: RolloutClient, step: Step
 ) -> None:
     before = await versions(client)
-    running = Streamed(client, [5, 6], LONG)
-    await running.reached(1)
     async with joined(served) as trainer:
+        running = Streamed(client, [5, 6], LONG)  # after the trainer's start, which takes seconds
+        await running.reached(1)
         assert (await served.ask("POST", "/pause_generation", {"mode": "in_place"})).status == 200
         assert (await served.ask("POST", "/flush_cache")).status == 200
         n_in = 0

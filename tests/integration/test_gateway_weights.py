@@ -21,7 +21,7 @@ from rolloutbus.engine_worker.settings import WorkerSettings
 from rolloutbus.launcher.plan import environment
 from rolloutbus.launcher.settings import UpOptions
 from tests.integration.gateway_process import Gateway, Json, Reply, gateway
-from tests.integration.live_fleet import DEADLINE_S, ENDLESS, Streamed, status_when
+from tests.integration.live_fleet import DEADLINE_S, ENDLESS, START_S, Streamed, status_when
 from tests.integration.trained_model import GREEDY, greedy, tensors_of, trained
 from tests.lora_adapters import random_lora
 
@@ -326,6 +326,7 @@ async def worker_without_files(
                 all(not each.blocked_by for each in status.workers)
                 and "blind" in {each.name for each in status.workers}
             ),
+            START_S,
         )
         yield
     finally:

@@ -171,12 +171,12 @@ async def test_a_prefix_goes_on_in_its_grammar_when_its_worker_is_killed(
     sampling = SamplingParams(
         max_new_tokens=3500, sampling_seed=5, frequency_penalty=0.001, stop=["never"]
     )
-    options: Any = {"grammar": grammar, "deadline_s": DEADLINE_S}
+    options: Any = {"grammar": grammar, "deadline_s": 2 * DEADLINE_S}
     alone = await client.generate([70, 71], sampling, **options)
     interrupted = Streamed(client, [70, 71], sampling, **options)
     await interrupted.reached(100)
     fleet.kill(interrupted.worker)
-    rollout = await interrupted.rollout()
+    rollout = await interrupted.rollout(2 * DEADLINE_S)
     assert rollout.n_resumed > 0
     assert len({delta.worker for delta in interrupted.deltas}) == 2
     assert rollout.tokens.tolist() == alone.tokens.tolist()

@@ -17,7 +17,7 @@ from rolloutbus import Fleet, Rollout, RolloutClient, WeightPublisher
 from rolloutbus.engine_worker.settings import WorkerSettings
 from rolloutbus.launcher.plan import environment
 from rolloutbus.launcher.settings import UpOptions
-from tests.integration.live_fleet import DEADLINE_S, assert_fake_rollout, fake_sampling
+from tests.integration.live_fleet import DEADLINE_S, START_S, assert_fake_rollout, fake_sampling
 
 pytestmark = [
     pytest.mark.integration,
@@ -81,7 +81,7 @@ async def test_late_joiner_serves_only_the_newest_version(
 
     async with joining(fleet, "late", tmp_path):
         # More askers than the first worker has places: whoever serves is given something.
-        async with asyncio.timeout(DEADLINE_S), asyncio.TaskGroup() as askers:
+        async with asyncio.timeout(START_S), asyncio.TaskGroup() as askers:
             for _ in range(8):
                 askers.create_task(ask_until_it_serves())
         status = await client.status()

@@ -14,14 +14,25 @@ from rolloutbus.bus.wire.messages.weights import Transport
 from rolloutbus.launcher.fleet import Fleet
 from rolloutbus.launcher.plan import STORE
 from rolloutbus.launcher.settings import FleetSettings
-from rolloutbus.trainer_adapter.publisher.transfer import TransferProgress, WeightTransferHandle
+from rolloutbus.trainer_adapter.publisher.transfer import (
+    Published,
+    TransferProgress,
+    WeightTransferHandle,
+)
 from rolloutbus.types import FleetStatus
 from tests.drills.chaos.proxy import ProxyLink
 from tests.drills.weights.cases import Case
 from tests.drills.weights.gates import Gates
 from tests.drills.weights.orders import Order, Told
 from tests.integration.conftest import MAX_CONTEXT
-from tests.integration.live_fleet import DEADLINE_S, ENDLESS, Streamed, status_when
+from tests.integration.live_fleet import (
+    DEADLINE_S,
+    ENDLESS,
+    PATIENT,
+    START_S,
+    Streamed,
+    status_when,
+)
 from tests.integration.reference import Reference
 
 pytestmark = [
@@ -69,10 +80,14 @@ class LocalTrainer:
                 return True
         return False
 
+    async def result(self) -> Published:
+        """What became of it; names each worker that is not active, and says why."""
+        assert self._handle is not None
+        return await self._handle
+
     async def outcome(self, timeout_s: float) -> Told:
         del timeout_s
-        assert self._handle is not None
-        published = await self._handle
+        published = await self.result()
         self._reference.keep(published.version)
         return Told("committed", published.version, outcome="committed", by=published.transport)
 
@@ -90,7 +105,7 @@ async def links() -> AsyncIterator[dict[str, ProxyLink]]:
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def fleet(tiny_model: Path, links: dict[str, ProxyLink]) -> AsyncIterator[Fleet]:
-    """Its members' links can be held."""
+    """Its members' links can be held; they run in this loop, which may be busy for seconds."""
 
     def wire(name: str, backend: str) -> str:
         links[name].upstream = backend
@@ -98,7 +113,11 @@ async def fleet(tiny_model: Path, links: dict[str, ProxyLink]) -> AsyncIterator[
 
     options = {"threads": 1, "slots": N_STREAMS, "kv_tokens": N_STREAMS * MAX_CONTEXT}
     settings = FleetSettings(
-        workers=len(WORKERS), model=tiny_model, engine_options=options, transport="tcp"
+        workers=len(WORKERS),
+        model=tiny_model,
+        engine_options=options,
+        transport="tcp",
+        lease=PATIENT,
     )
     async with Fleet(settings, wiring=wire) as running:
         yield running
@@ -124,7 +143,7 @@ async def test_logprobs_are_true_after_a_host_died_before_it_could_swap(
     case = Case("host", "committing", transport, "staged", "retract", "any", ahead, False)  # noqa: FBT003
     trainer, gates = LocalTrainer(client, reference), Gates(fleet, links)
     await status_when(client, _all_are_ready)
-    streams = [Streamed(client, prompt, LONG) for prompt in PROMPTS]
+    streams = [Streamed(client, prompt, LONG, deadline_s=START_S) for prompt in PROMPTS]
     for streamed in streams:
         await streamed.reached(N_TOKENS)
     try:
@@ -136,7 +155,7 @@ async def test_logprobs_are_true_after_a_host_died_before_it_could_swap(
     finally:
         gates.open_all()
     told = await trainer.outcome(DEADLINE_S)
-    await status_when(client, lambda status: _all_serve(status, told.version))
+    await status_when(client, lambda status: _all_serve(status, told.version), START_S)
     for streamed in streams:
         await streamed.grown_by(N_TOKENS)
     rollouts = [await streamed.cut() for streamed in streams]

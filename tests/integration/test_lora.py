@@ -16,7 +16,7 @@ from rolloutbus.errors import RequestError, SettingsError
 from rolloutbus.types import FleetStatus
 from tests.integration import lora_steps
 from tests.integration.conftest import REAL_ENGINES
-from tests.integration.live_fleet import DEADLINE_S, Streamed, status_when
+from tests.integration.live_fleet import DEADLINE_S, START_S, Streamed, status_when
 from tests.integration.lora_steps import LONG, N_BEFORE, PROMPT, SAMPLING, Swap, publish
 from tests.lora_adapters import assert_from, random_lora
 
@@ -44,7 +44,9 @@ def ready_epochs(status: FleetStatus) -> set[tuple[str, str]]:
 async def all_began_anew(client: RolloutClient, before: set[tuple[str, str]]) -> None:
     """Wait until as many serve as before, none of them in the same epoch."""
     await status_when(
-        client, lambda now: len(epochs := ready_epochs(now)) == len(before) and not epochs & before
+        client,
+        lambda now: len(epochs := ready_epochs(now)) == len(before) and not epochs & before,
+        START_S,
     )
 
 
@@ -117,7 +119,7 @@ async def test_engines_that_are_replaced_have_their_adapters_again(
 ) -> None:
     lora = random_lora(model, 51)
     version = await publish(client, "again", lora)
-    streamed = Streamed(client, PROMPT, LONG, lora=f"again@{version}", deadline_s=2 * DEADLINE_S)
+    streamed = Streamed(client, PROMPT, LONG, lora=f"again@{version}", deadline_s=START_S)
     await streamed.reached(N_BEFORE)
     before = ready_epochs(await client.status())
 

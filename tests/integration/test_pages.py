@@ -1,7 +1,9 @@
 """What the pages show works: each block of Python, and each command, on one small live fleet."""
 
 import asyncio
+import contextlib
 import os
+import random
 import re
 import shutil
 import signal
@@ -190,9 +192,12 @@ async def has_said(words: bytes, process: asyncio.subprocess.Process, where: str
 
 
 def free_port() -> int:
-    with socket.socket() as each:
-        each.bind(("127.0.0.1", 0))
-        return each.getsockname()[1]
+    """One that nobody gets meanwhile who takes any: the system gives those above."""
+    lowest, _ = Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()
+    while True:
+        with contextlib.suppress(OSError), socket.socket() as each:
+            each.bind(("127.0.0.1", random.randrange(1024, int(lowest))))
+            return each.getsockname()[1]
 
 
 @asynccontextmanager

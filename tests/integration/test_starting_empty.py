@@ -18,7 +18,7 @@ import rolloutbus
 from rolloutbus import Fleet, RolloutClient, SamplingParams, WeightPublisher
 from rolloutbus.errors import Refused, SettingsError
 from rolloutbus.trainer_adapter.publisher.checkpoint import INDEX
-from tests.integration.live_fleet import DEADLINE_S, status_when, worker_in
+from tests.integration.live_fleet import DEADLINE_S, START_S, status_when, worker_in
 from tests.integration.reference import Reference
 
 pytestmark = [
@@ -78,6 +78,7 @@ async def test_a_trainer_brings_the_first_weights(
             and now.pid != before.pid
             and now.version == published.version
         ),
+        START_S,
     )
     for worker in ("w0", "w1"):
         rollout = await sample(client, worker)

@@ -22,6 +22,7 @@ from rolloutbus.trainer_adapter.publisher.transfer import Published, PublishOpti
 from rolloutbus.types import FleetStatus
 from tests.integration.live_fleet import (
     DEADLINE_S,
+    START_S,
     assert_fake_rollout,
     fake_sampling,
     status_when,
@@ -173,5 +174,6 @@ async def test_zeros_that_are_meant_are_published_restored_and_caught_up_to(
             lambda status: (
                 all_serve(again.version, 1)(status) and status.workers[0].epoch != before
             ),
+            START_S,
         )
         assert status.counters["catch_ups"] >= 1

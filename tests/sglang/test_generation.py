@@ -9,7 +9,7 @@ from rolloutbus import Rollout, RolloutClient, SamplingParams
 from rolloutbus.errors import Refused
 from tests.integration.live_fleet import Streamed
 from tests.sglang.conftest import DEADLINE_S
-from tests.sglang.models import EOS, MAX_CONTEXT, VOCAB_SIZE
+from tests.sglang.models import ENDLESS, EOS, MAX_CONTEXT, VOCAB_SIZE
 from tests.sglang.reference import SameWeights
 
 pytestmark = [pytest.mark.timeout(600), pytest.mark.asyncio(loop_scope="session")]
@@ -94,10 +94,10 @@ async def test_streams_hold_each_token_of_their_results_once(client: RolloutClie
 
 @pytest.mark.shows("StreamingChunk.delta_tokens", "supports_streaming")
 async def test_a_stream_tells_tokens_as_they_are_made(client: RolloutClient) -> None:
-    streamed = Streamed(client, PROMPTS[0], SamplingParams(max_new_tokens=200, ignore_eos=True))
-    await streamed.rollout()
+    streamed = Streamed(client, PROMPTS[0], SamplingParams(max_new_tokens=ENDLESS, ignore_eos=True))
     # With the result alone it would be one. A busy reader finds several tokens in one.
-    assert len(streamed.deltas) > 2
+    await streamed.seen(lambda: len(streamed.deltas) > 2)
+    await streamed.cut()
 
 
 @pytest.mark.shows("ignore_eos", "stop_token_ids")
@@ -125,7 +125,8 @@ async def test_stop_tokens_end_a_request_also_without_end_of_sequence(
 
 @pytest.mark.shows("stop_reasons")
 async def test_end_of_sequence_ends_a_request_unless_ignored(client: RolloutClient) -> None:
-    hot = SamplingParams(max_new_tokens=4000, temperature=5.0)
+    # One token in about 512 ends it.
+    hot = SamplingParams(max_new_tokens=ENDLESS, temperature=5.0)
     rollout = await client.generate(PROMPTS[2], hot, deadline_s=DEADLINE_S)
     assert rollout.finish_reason == "stop"
     assert rollout.tokens.tolist().index(EOS) == len(rollout.tokens) - 1

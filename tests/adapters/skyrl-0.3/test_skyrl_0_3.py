@@ -27,6 +27,7 @@ from tests.adapters.skyrl_runs import (
     save_counting_model,
     trainers,
 )
+from tests.integration.reciting_model import UNDER_WAY
 
 pytestmark = [
     pytest.mark.adapters,
@@ -150,7 +151,7 @@ async def test_what_runs_goes_on_with_new_weights(trainer: Trainer, client: Roll
 
 async def test_what_is_aborted_returns_what_it_has(trainer: Trainer, client: RolloutClient) -> None:
     await trainer.do("sync", shift=0)
-    await trainer.do("start", prompts=[[2], [3]], max_tokens=LONG)
+    await trainer.do("start", prompts=[[2], [3]], max_tokens=UNDER_WAY)
     await running(client, 2)
     assert await trainer.call("abort_generation") == 2
     output = (await trainer.do("finish"))["output"]
