@@ -147,7 +147,7 @@ class SimEngine:
     """Called when its cache has changed; not to be answered at once."""
     slowness: float = 1.0
     """Factor of all its times."""
-    running: set[Job] = field(default_factory=set[Job])
+    running: dict[Job, None] = field(default_factory=dict[Job, None])
     waiting: OrderedDict[Job, None] = field(default_factory=OrderedDict[Job, None])
     cache: PrefixCache = field(default_factory=PrefixCache)
     n_sampled: float = 0.0
@@ -280,7 +280,7 @@ class SimEngine:
 
     def _leave(self, job: Job) -> None:
         n_here = self._step - job.began_at_step
-        self.running.discard(job)
+        del self.running[job]
         context = job.n_prompt + job.done + n_here
         self._context -= context
         self._kv -= job.held + n_here
@@ -318,7 +318,7 @@ class SimEngine:
         job.held = n_tokens - shared
         job.began_at_step = self._step
         job.ends_at_step = self._step + job.n_new - job.done
-        self.running.add(job)
+        self.running[job] = None
         self._context += n_tokens
         self._kv += job.held
         self._n += 1

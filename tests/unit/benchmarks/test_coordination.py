@@ -92,7 +92,7 @@ def test_each_way_brings_all_agents_to_their_end(way: str) -> None:
 def test_agents_that_name_their_sessions_find_their_cache() -> None:
     load = AgentLoad(4, 8, turns=4)
     named, blind = run_agents(load, "bus_names", 1), run_agents(load, "bus", 1)
-    assert named["hit_rate"] > blind["hit_rate"] + 0.2
+    assert named["hit_rate"] > blind["hit_rate"] + 0.1
     assert named["makespan_s"] < blind["makespan_s"]
 
 
