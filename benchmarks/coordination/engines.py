@@ -170,9 +170,11 @@ class SimEngine:
         """Requests that run or wait here."""
         return len(self.running) + len(self.waiting)
 
-    def expected_step_s(self) -> float:
-        """How long a step would take at this load if nothing were wrong with the engine."""
-        return self.step_s() / self.slowness
+    @property
+    def n_steps(self) -> float:
+        """Steps so far."""
+        self._advance()
+        return self._step
 
     def step_s(self, n_more: int = 0, context_more: float = 0.0) -> float:
         """How long a step takes now, or with so much more."""

@@ -6,7 +6,6 @@ begun at v - staleness at the earliest: never older, under any policy.
 """
 
 import math
-import statistics
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -15,6 +14,7 @@ from typing import Literal
 
 from benchmarks.coordination.engines import SHAPES, Job, SimEngine, VirtualTime
 from benchmarks.coordination.fleets import WAYS
+from rolloutbus.examples.relieve import Pace, Rule, SlowWatch
 
 GROUP = 16
 WARM_UP_STEPS = 4
@@ -32,8 +32,6 @@ POOL_TOKENS = 6000
 """A request with so many tokens goes to the pool of engines for long ones, if there is one."""
 POOL_REQUESTS = 24
 """At most, at each engine of the pool."""
-SLOW = 2.0
-"""An engine whose steps take so many times those of the others, at the same load, is drained."""
 
 
 @dataclass(frozen=True)
@@ -78,7 +76,7 @@ class RlPolicy:
     pool_share: float = 0.0
     """Of engines that get nothing but requests that have become long."""
     drains: bool = False
-    """Engines that are much slower than the others are drained at once."""
+    """Engines that are much slower than the others leave at once."""
 
 
 @dataclass(eq=False)
@@ -116,6 +114,9 @@ class RlRun:
         self._n_dropped = 0
         self._n_moved = 0
         self._moved: dict[Job, int] = {}
+        self._slow = SlowWatch(Rule())
+        self._n_steps: dict[str, float] = {}
+        """Engine -> steps until the last look."""
         self._trained: list[_Group] = []
         self._oldest = 0
         self._waited_s = 0.0
@@ -255,7 +256,7 @@ class RlRun:
         if self._pool:
             self._move_the_long()
         if self._policy.drains:
-            self._drain_the_slow()
+            self._relieve_the_slow()
 
     def _move_the_long(self) -> None:
         """Requests that have become long go to the pool, the longest first."""
@@ -270,15 +271,19 @@ class RlRun:
                 break
             self._move(job, target)
 
-    def _drain_the_slow(self) -> None:
-        """As `rolloutbus drain` without patience: what a slow engine runs goes on elsewhere."""
-        paces = {each: each.step_s() / each.expected_step_s() for each in self._fleet.serving}
-        usual = statistics.median(paces.values())
-        for engine in [each for each, pace in paces.items() if pace > SLOW * usual]:
+    def _relieve_the_slow(self) -> None:
+        """As `examples/relieve.py` has them leave: what a slow engine runs goes on elsewhere."""
+        engines = {each.name: each for each in self._fleet.serving}
+        paces = [
+            Pace(name, (each.n_steps - self._n_steps.get(name, 0.0)) / WATCH_S, len(each.running))
+            for name, each in engines.items()
+        ]
+        self._n_steps = {name: each.n_steps for name, each in engines.items()}
+        for name in self._slow.look(paces):
+            engine = engines[name]
             self._fleet.block(engine)
             for job in [*engine.running, *engine.waiting]:
-                target = min(self._fleet.serving, key=lambda each: each.load)
-                self._move(job, target)
+                self._move(job, min(self._fleet.serving, key=lambda each: each.load))
 
     def _move(self, job: Job, target: SimEngine) -> None:
         self._fleet.move(job, target)
