@@ -66,9 +66,7 @@ class RlPolicy:
 
     way: str = "bus"
     late: Literal["wait", "drop"] = "wait"
-    """The trainer waits for groups that would be too old afterwards, or they are dropped."""
-    window: float = 1.0
-    """Groups begun and not trained, as a multiple of those that can be trained in time."""
+    """The trainer waits while a step would make others too old, or those are dropped."""
     n_extra: int = 0
     """Samples of a group beyond 16: the last ones are aborted when 16 are there."""
     moves: bool = False
@@ -148,7 +146,7 @@ class RlRun:
 
     def _admit(self) -> None:
         load, policy = self._load, self._policy
-        most = round(policy.window * (load.staleness + 1) * load.n_batch)
+        most = (load.staleness + 1) * load.n_batch  # more could not be trained in time
         jobs: list[Job] = []
         while len(self._open) + len(self._finished) + self._n_training < most:
             self._n_groups += 1
