@@ -46,7 +46,7 @@ POLICIES = {
     "bus": RlPolicy("bus", "wait"),
     "bus_groups": RlPolicy("bus_names", "wait"),
     "bus_moves": RlPolicy("bus", "wait", moves=True),
-    "bus_drains": RlPolicy("bus", "wait", drains=True),
+    "bus_relief": RlPolicy("bus", "wait", relieves=True),
     "pool": RlPolicy("least_loaded", "wait", pool_share=0.125),
     "redundant_2": RlPolicy("bus", "wait", n_extra=2),
     "redundant_2_drop": RlPolicy("bus", "drop", n_extra=2),
@@ -182,17 +182,32 @@ def parser_of_options() -> argparse.ArgumentParser:
     parser.add_argument("--seed", type=_natural, default=0, help="the first one")
     parser.add_argument("--seeds", type=_positive, default=3, help="how many")
     agents = parser.add_argument_group("agents")
-    agents.add_argument("--ways", nargs="+", choices=[*WAYS], default=[*WAYS], metavar="WAY")
+    agents.add_argument(
+        "--ways",
+        nargs="+",
+        choices=[*WAYS],
+        default=[*WAYS],
+        metavar="WAY",
+        help=f"all, or some of {', '.join(WAYS)}",
+    )
     agents.add_argument("--turns", type=_positive, default=8, help="of an agent, the median")
     rl = parser.add_argument_group("RL")
     rl.add_argument(
         "--staleness", type=_natural, nargs="+", default=[1, 3], help="bounds, in versions"
     )
     rl.add_argument("--steps", type=_steps, default=12, help="of the trainer, 4 to warm up")
-    rl.add_argument("--scenes", nargs="+", choices=[*SCENES], default=[*SCENES], metavar="SCENE")
-    rl.add_argument(
-        "--policies", nargs="+", choices=[*POLICIES], default=[*POLICIES], metavar="POLICY"
-    )
+    for option, metavar, known in (
+        ("--scenes", "SCENE", [*SCENES]),
+        ("--policies", "POLICY", [*POLICIES]),
+    ):
+        rl.add_argument(
+            option,
+            nargs="+",
+            choices=known,
+            default=known,
+            metavar=metavar,
+            help=f"all, or some of {', '.join(known)}",
+        )
     return parser
 
 

@@ -73,7 +73,7 @@ class RlPolicy:
     """Requests that hold the trainer up move to engines where they end earlier."""
     pool_share: float = 0.0
     """Of engines that get nothing but requests that have become long."""
-    drains: bool = False
+    relieves: bool = False
     """Engines that are much slower than the others leave at once."""
 
 
@@ -253,7 +253,7 @@ class RlRun:
             self._move_the_urgent()
         if self._pool:
             self._move_the_long()
-        if self._policy.drains:
+        if self._policy.relieves:
             self._relieve_the_slow()
 
     def _move_the_long(self) -> None:

@@ -111,7 +111,7 @@ def test_slow_engines_are_relieved() -> None:
     load = RlLoad(8, 4, 1, n_steps=6, new_tokens=500, slow_share=0.25, slowness=4.0)
     left = RlRun(load, RlPolicy(), seed=1).run()
     moved = RlRun(load, RlPolicy(moves=True), seed=1).run()
-    drained = RlRun(load, RlPolicy(drains=True), seed=1).run()
+    drained = RlRun(load, RlPolicy(relieves=True), seed=1).run()
     assert moved["trained_tokens_per_h"] > 1.2 * left["trained_tokens_per_h"]
     assert drained["trained_tokens_per_h"] > 1.2 * left["trained_tokens_per_h"]
 
