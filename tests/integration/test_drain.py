@@ -12,7 +12,8 @@ from typing import NamedTuple
 import pytest
 
 import rolloutbus
-from rolloutbus import RolloutClient
+from rolloutbus import Rollout, RolloutClient
+from rolloutbus.examples import relieve
 from rolloutbus.launcher.plan import environment, python
 from tests.integration.control_steps import N_BEFORE, N_TOKENS, PROMPT, all_under_way
 from tests.integration.gateway_process import gateway
@@ -32,6 +33,7 @@ pytestmark = [pytest.mark.integration, pytest.mark.timeout(240), pytest.mark.asy
 
 N_STREAMS = 24
 """Placement is by chance: enough of them that each worker has some."""
+STEP_S, SLOW_STEP_S = 0.002, 0.1
 
 
 class HandBuilt(NamedTuple):
@@ -55,14 +57,15 @@ class HandBuilt(NamedTuple):
 
 @asynccontextmanager
 async def fleet(
-    folder: Path, *names: str, drain_s: float = DEADLINE_S
+    folder: Path, *names: str, drain_s: float = DEADLINE_S, slow: str = ""
 ) -> AsyncGenerator[HandBuilt]:
-    """A router and workers, each started by its own command."""
+    """A router and workers, each started by its own command; `slow` is one of them."""
     frontend, backend = (f"ipc://{folder}/{side}" for side in ("clients", "members"))
     limits = {name: TokenLimit(folder / f"limit-{name}") for name in names}
     commands = [["router", "--frontend", frontend, "--backend", backend]]
     for name, limit in limits.items():
-        options = ("slots=64", "step_s=0.002", f"hold_file={limit.path}")
+        step_s = SLOW_STEP_S if name == slow else STEP_S
+        options = ("slots=64", f"step_s={step_s}", f"hold_file={limit.path}")
         commands.append(
             [
                 *("worker", "--name", name, "--router", backend, "--engine", "fake"),
@@ -122,6 +125,41 @@ async def test_what_cannot_end_in_time_goes_on_elsewhere_with_its_tokens(tmp_pat
     assert {rollout.worker for rollout in rollouts} == {"w1"}
     assert re.search(rf"{len(moved)} requests run and get", said)
     assert re.search(rf"{len(moved)} requests had not ended", said)
+
+
+async def test_a_worker_that_is_much_slower_than_the_others_is_relieved(
+    tmp_path: Path, is_exhaustive: bool
+) -> None:
+    if not is_exhaustive:
+        pytest.skip("it looks at a fleet for some seconds: --exhaustive runs it")
+    told: list[str] = []
+    rule = relieve.Rule(factor=3.0, patience=2, look_s=1.5)
+    sampling = fake_sampling(N_TOKENS)
+
+    async def ask_until(leaving: asyncio.Event) -> list[Rollout]:
+        rollouts: list[Rollout] = []
+        while not leaving.is_set():
+            rollouts.append(await built.client.generate(PROMPT, sampling, deadline_s=DEADLINE_S))
+        return rollouts
+
+    async with (
+        fleet(tmp_path, "w0", "w1", "w2", slow="w2") as built,
+        asyncio.timeout(DEADLINE_S),
+        asyncio.TaskGroup() as tasks,
+    ):
+        left = asyncio.Event()
+        asking = [tasks.create_task(ask_until(left)) for _ in range(N_STREAMS)]
+        following = tasks.create_task(relieve.follow(built.client, rule, told.append))
+        assert await built.ended("w2") == 0
+        following.cancel()
+        left.set()
+    rollouts = [rollout for each in asking for rollout in each.result()]
+    for rollout in rollouts:
+        assert_fake_rollout(PROMPT, rollout, N_TOKENS)
+    moved = [rollout for rollout in rollouts if rollout.n_attempts > 1]
+    assert moved
+    assert "w2" not in {rollout.worker for rollout in moved}
+    assert told[0].startswith("w2 takes ")
 
 
 async def test_sigterm_lets_the_answers_of_a_gateway_end(tmp_path: Path) -> None:
