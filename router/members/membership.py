@@ -332,9 +332,9 @@ class Membership:
         member.advance(event)
         self._context.eligibility.block(member, Reason.GONE)
         self._intents.lost(member)
-        self._on_lost(member, reason, now)
-        if member.role == "worker":
+        if member.role == "worker":  # first: who hears of the loss asks there for the reason
             self._context.expected.lost(member.name, member.policy, reason, now)
+        self._on_lost(member, reason, now)
         self._context.members.remove(member)
         self._ended.pop(member.name, None)  # so that it stays ordered by time
         self._ended[member.name] = (member.epoch, now)

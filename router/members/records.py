@@ -86,6 +86,11 @@ class ExpectedWorkers:
         """Workers of the policy that are expected and not on the bus -> why not."""
         return {name: each.why for name, each in self._absent.items() if each.policy == policy}
 
+    def why(self, name: str) -> str:
+        """Why this worker is not on the bus; empty if it is, or is not expected."""
+        absent = self._absent.get(name)
+        return "" if absent is None else absent.why
+
     def policies(self) -> set[str]:
         """Whose weights the workers serve that are expected and not on the bus."""
         return {each.policy for each in self._absent.values()}
