@@ -274,6 +274,12 @@ class WorkerCore:
             return []
         return self._carry_out(self._member.leave("shutdown"), now)
 
+    def give_up(self, reason: str, now: float) -> list[WorkerEffect]:
+        """Leave for good because the router cannot be joined."""
+        if self._member.state == "left":
+            return []
+        return self._carry_out(self._member.leave(reason), now)
+
     def drain(self, now: float) -> list[WorkerEffect]:
         """Take no more and leave when what runs has ended, or when `drain_s` is over.
 
