@@ -154,7 +154,7 @@ class RouterCore:
             case LettersKept():
                 self._health.dead_letters.clear()
             case KeysChanged(principals):
-                self._keys.changed(principals)
+                self._keys.changed(principals, now)
             case _:
                 assert_never(event)
         return self.context.out.take()

@@ -131,7 +131,7 @@ class Membership:
             member.fleet, member.is_foreign = "", False
         self._intents.heard(member, heartbeat)
         if member.state == "live":  # its first heartbeat was sent before it could know
-            self._keys.heard(member, heartbeat)
+            self._keys.heard(member, heartbeat, now)
         has_changed = (
             member.version != heartbeat.version
             or member.heartbeat.state != heartbeat.state
@@ -300,7 +300,7 @@ class Membership:
         self._welcome(peer, hello, [], now)
         welcomed = joined or known
         if welcomed is not None:
-            self._keys.tell(welcomed)
+            self._keys.tell(welcomed, now)
         if joined is not None:
             self._intents.joined(joined, now)
         elif known is not None:

@@ -207,6 +207,10 @@ class MemberRecord:
     """Those that it has not told of yet, the oldest first."""
     prefixes_seq: int = 0
     """Number of what it tells of them next."""
+    n_keys_sent: int = 0
+    """The allow-list was sent so often since the member had it, or was to have another one."""
+    keys_again_at: float = 0.0
+    """When it is sent next, if the member does not have it by then."""
     problem: str = ""
     """Why the last weight update failed here; empty when it did not."""
 
