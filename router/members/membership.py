@@ -293,6 +293,7 @@ class Membership:
             context.members.add(joined)
             if lacking(context, joined):
                 context.eligibility.block(joined, Reason.ADAPTERS)
+                context.may_lack[joined.name] = joined
             context.expected.joined(joined.name)
             context.count("joins")
         if hello.store is not None:
