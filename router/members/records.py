@@ -189,6 +189,10 @@ class MemberRecord:
     backlog: dict[str, int] = field(default_factory=dict[str, int])
     """Client -> bytes of its endings here, for those who have much."""
     free_index: int = -1
+    """Its place in the free list of `free_version`; -1: in none."""
+    free_version: int = 0
+    counted_version: int | None = None
+    """The version that it is counted for among those that take requests; None: it does not."""
     is_catching_up: bool = False
     fleet: str = field(init=False)
     """Whose weights it came with; empty: no fleet's, or those that an engine begins with."""
