@@ -4,8 +4,14 @@ Whoever learns something about a worker blocks or unblocks it here, for a reason
 changes where requests may go, and nothing else has those that wait for a worker tried again.
 """
 
+from collections.abc import Callable
+
 from rolloutbus.bus.wire.versions import VersionRule
 from rolloutbus.router.members.records import MemberRecord, Reason
+
+
+def _nobody_cares(_worker: MemberRecord) -> None:
+    """Default of `Eligibility.on_change`."""
 
 
 class FreeList:
@@ -59,6 +65,8 @@ class Eligibility:
         self._versions: dict[str, dict[int, int]] = {}
         """Policy -> version -> how many eligible workers have it; no zeros."""
         self._blocked: dict[str, MemberRecord] = {}
+        self.on_change: Callable[[MemberRecord], None] = _nobody_cares
+        """Called with a worker that may have begun or ceased to take requests."""
         self.has_changed = False
         """A request that found no worker before may find one now. Set here and nowhere else;
         cleared by the dispatcher when it has tried all that wait."""
@@ -126,7 +134,9 @@ class Eligibility:
             free = self.free.setdefault(policy, FreeList())
             if len(worker.requests) < worker.capacity:
                 free.add(worker)
+            self.on_change(worker)
             return
+        self.on_change(worker)
         self.filled(worker)
         if eligible.get(worker.name) is worker:
             del eligible[worker.name]

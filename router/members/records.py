@@ -193,6 +193,8 @@ class MemberRecord:
     free_version: int = 0
     counted_version: int | None = None
     """The version that it is counted for among those that take requests; None: it does not."""
+    session_fill: float | None = None
+    """Sessions that it holds, by its slots, where it is filed as one with room; None: nowhere."""
     is_catching_up: bool = False
     fleet: str = field(init=False)
     """Whose weights it came with; empty: no fleet's, or those that an engine begins with."""
