@@ -21,6 +21,7 @@ from rolloutbus.bus.wire.codec import decode_batch, encode_batch, frames_of, pac
 from rolloutbus.bus.wire.entry import NO_ATTEMPT, Attempt, Entry, Peer, Placement
 from rolloutbus.bus.wire.messages.endings import Accepted, Ack
 from rolloutbus.bus.wire.messages.generation import (
+    Abort,
     Deltas,
     Generate,
     Generated,
@@ -63,6 +64,8 @@ PROMPT = np.arange(1, 33, dtype="<i4").tobytes()
 SAMPLING = SamplingParams(max_new_tokens=N_TOKENS, ignore_eos=True)
 GENERATE = Generate(PROMPT, SAMPLING, stream=True)
 PLACE = Placement("default", cost=len(PROMPT) // 4 + N_TOKENS)
+UNMET = msgspec.structs.replace(PLACE, versions="min:9")
+"""Weights that no worker has."""
 BOUNDED = msgspec.structs.replace(PLACE, versions="max-staleness:2")
 """What a trainer asks for that bounds the staleness of its samples."""
 RESULT = Generated(
@@ -176,6 +179,13 @@ class RoutedFleet:
             for _ in range(n)
         ]
         return self._sent(self._deliver(self._client, entries))
+
+    def refused(self, n: int) -> None:
+        """So many requests that no worker can serve, one by one, each aborted by its client."""
+        for _ in range(n):
+            assert not self.submit(1)
+            ask = Entry("abort", self._rid(), body=pack(Abort([f"c/{self._n - 1}"])))
+            self._deliver(self._client, [ask])
 
     def accept(self, commands: dict[Peer, list[Entry]]) -> None:
         """The workers begin these."""

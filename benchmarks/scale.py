@@ -22,7 +22,7 @@ from typing import Any
 import uvloop
 
 import rolloutbus
-from benchmarks.core_paths import BATCH, BOUNDED, PLACE, CpuMeter, RoutedFleet, held_bytes
+from benchmarks.core_paths import BATCH, BOUNDED, PLACE, UNMET, CpuMeter, RoutedFleet, held_bytes
 from benchmarks.loop_load import BusClient
 from benchmarks.router_loop import WARM_UP_S, WINDOW, Side, loopback, running_side
 from benchmarks.side_processes import machine
@@ -68,6 +68,8 @@ def core_row(n_workers: int, rounds: int) -> Row:
         "in_flight": in_flight(n_workers),
         "us_per_trip": us_per_trip,
         "us_with_rule": _us_per_trip(_busy_fleet(n_workers, place=BOUNDED), rounds),
+        "us_with_unmet_rule": _us_per_refusal(n_workers, rounds),
+        "us_to_open_session": _us_per_session(n_workers, rounds),
         "us_in_turns": _us_per_trip(_busy_fleet(n_workers, frames_per_turn=DRAIN_MESSAGES), rounds),
         "us_per_tick": round(min(ticks), 1),
         "us_per_heartbeat": round(min(beats), 2),
@@ -85,6 +87,18 @@ def _busy_fleet(n_workers: int, place: Placement = PLACE, frames_per_turn: int =
 def _us_per_trip(fleet: RoutedFleet, rounds: int) -> float:
     trips = [_cpu_us(fleet, lambda: fleet.round_trips(CORE_TRIPS)) for _ in range(rounds)]
     return round(min(trips) / CORE_TRIPS, 2)
+
+
+def _us_per_refusal(n_workers: int, rounds: int) -> float:
+    fleet = RoutedFleet(n_workers, place=UNMET)
+    trips = [_cpu_us(fleet, lambda: fleet.refused(BATCH)) for _ in range(rounds)]
+    return round(min(trips) / BATCH, 2)
+
+
+def _us_per_session(n_workers: int, rounds: int) -> float:
+    fleet = RoutedFleet(n_workers)
+    opened = [_cpu_us(fleet, lambda: fleet.open_sessions(BATCH)) for _ in range(rounds)]
+    return round(min(opened) / BATCH, 2)
 
 
 def _cpu_us(fleet: RoutedFleet, work: Callable[[], None]) -> float:

@@ -7,6 +7,7 @@ from rolloutbus.bus.actor.process import (
     announce_ready,
     complain,
     dismissed_exit,
+    forbidden_exit,
     on_stop_signal,
     run_actor,
     warn,
@@ -28,9 +29,8 @@ async def serve(settings: WorkerSettings) -> ActorExit:
     if reason.startswith("engine_failed"):
         complain(reason)
         return ActorExit.ENGINE
-    if reason == "forbidden":
-        complain("the router does not let this key be this worker")
-        return ActorExit.FORBIDDEN
+    if (refused := forbidden_exit(reason, "worker")) is not None:
+        return refused
     if reason == "other-fleet":
         complain(
             "the weights of this worker are of another fleet than the router's, whose versions are "

@@ -89,6 +89,8 @@ class WorkerSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     security: SecuritySettings | None = None
     """Keys; without an allow-list of its own the router hands one over. None: this machine only,
     without keys."""
+    key_patience_s: float = START_TIMEOUT_S
+    """A worker that has never joined ends when routers have refused its key for so long."""
     exit_with_parent: bool = False
     """Die with the process that started this one."""
 

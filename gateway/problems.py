@@ -40,6 +40,7 @@ STATUS_OF_CODE: Mapping[str, HTTPStatus] = {
     "no_store": HTTPStatus.SERVICE_UNAVAILABLE,
     "store_full": HTTPStatus.SERVICE_UNAVAILABLE,
     "worker_lost": HTTPStatus.SERVICE_UNAVAILABLE,
+    "engine_died": HTTPStatus.SERVICE_UNAVAILABLE,
     "deadline": HTTPStatus.GATEWAY_TIMEOUT,
 }
 """Code of a problem -> status; any other is a failure of the fleet, 500."""

@@ -263,13 +263,18 @@ class FleetPlan:
         known = endpoints or {}
         if not self._settings.standby:
             return self._router_of(ROUTER, known, None)
-        pair = PairSettings(self._router_endpoint("frontend", STANDBY), is_first=True)
-        return self._router_of(ROUTER, known, pair)
+        return self._router_of(ROUTER, known, self._pair_with(STANDBY))
 
     def standby(self, endpoints: dict[str, str] | None = None) -> ProcessSpec:
         """The router that stands by; `endpoints` as of `router`."""
-        pair = PairSettings(self._router_endpoint("frontend"), is_first=False)
-        return self._router_of(STANDBY, endpoints or {}, pair)
+        return self._router_of(STANDBY, endpoints or {}, self._pair_with(ROUTER))
+
+    def _pair_with(self, other: str) -> PairSettings:
+        return PairSettings(
+            self._router_endpoint("frontend", other),
+            is_first=other == STANDBY,
+            other_backend=self._router_endpoint("backend", other),
+        )
 
     def _router_of(
         self, name: str, known: dict[str, str], pair: PairSettings | None

@@ -72,11 +72,16 @@ def _leave_addresses(settings: RouterSettings, frontend: str, backend: str) -> N
         return
     if settings.pair is not None and not settings.pair.is_first:
         return  # a standby of the same host would hide the first router's
-    others = [] if settings.pair is None else [settings.pair.other]
-    frontends = ",".join(split_key(each)[0] for each in (frontend, *others))
-    addresses = RouterAddresses(frontends, split_key(backend)[0])
+    pair = settings.pair
+    others = ("", "") if pair is None else (pair.other, pair.other_backend)
+    addresses = RouterAddresses(*map(_both, (frontend, backend), others))
     with contextlib.suppress(OSError):  # a convenience; invite takes an address as well
         write_router_addresses(Path(settings.security.key_file).parent, addresses)
+
+
+def _both(own: str, other: str) -> str:
+    """Addresses of this router and of the other one, if it is known, as they are told to peers."""
+    return ",".join(split_key(each)[0] for each in (own, other) if each)
 
 
 TICK_S = 0.05

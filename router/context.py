@@ -63,6 +63,8 @@ class Context:
     theirs in `committed` is the version before it."""
     adapters: dict[str, int] = field(default_factory=dict[str, int])
     """`<policy>.<adapter>` -> version in the store that all its workers are to have."""
+    may_lack: dict[str, MemberRecord] = field(default_factory=dict[str, MemberRecord])
+    """Workers that have just joined or changed their adapters, by name: they may lack some."""
     delta_shares: dict[str, float] = field(default_factory=dict[str, float])
     """Policy -> bytes that its last delta moved, by those of the version."""
     counters: dict[str, int] = field(default_factory=dict[str, int])

@@ -31,7 +31,7 @@ from rolloutbus.router.events import (
     Ticked,
 )
 from rolloutbus.router.executions import Executions
-from rolloutbus.router.health.health import Health, told_reason
+from rolloutbus.router.health.health import Health, engine_death, told_reason
 from rolloutbus.router.health.suspicion import DeadLetter
 from rolloutbus.router.members.authority import Authority, Offences
 from rolloutbus.router.members.clients import ClientRecord
@@ -154,7 +154,7 @@ class RouterCore:
             case LettersKept():
                 self._health.dead_letters.clear()
             case KeysChanged(principals):
-                self._keys.changed(principals)
+                self._keys.changed(principals, now)
             case _:
                 assert_never(event)
         return self.context.out.take()
@@ -323,7 +323,7 @@ class RouterCore:
             self._executions.member_lost(member, told_reason(reason))
             self._sessions.worker_lost(member)
             self._prefixes.worker_lost(member)
-        self._fleet.member_lost(member, now)
+        self._fleet.member_lost(member, now, engine_death(reason))
 
     def _accepted(self, member: MemberRecord, entry: Entry, _now: float) -> None:
         body = unpack_as(Accepted, entry)

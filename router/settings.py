@@ -23,6 +23,9 @@ class PairSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Of the two, the one that is active if both can be."""
     takeover_s: float = TAKEOVER_S
     """Silence of the active router after which the other one takes over."""
+    other_backend: str = ""
+    """The other router's endpoint for workers and the store; empty: not known here. It is only told
+    to those that are invited."""
 
     def __post_init__(self) -> None:
         if "," in self.other:

@@ -189,6 +189,20 @@ def dismissed_exit(reason: str) -> ActorExit | None:
     return ActorExit.SETTINGS if code == "unreachable" else ActorExit.FAILED
 
 
+def forbidden_exit(reason: str, what: str) -> ActorExit | None:
+    """Exit status of a member whose key does not let it join, after saying why; None: it does.
+
+    Args:
+        reason: of its `Stop`: the code, and after a colon a sentence if the router gave none.
+        what: the member, such as `worker`.
+    """
+    code, _, why = reason.partition(": ")
+    if code != "forbidden":
+        return None
+    complain(why or f"the router does not let this key be this {what}")
+    return ActorExit.FORBIDDEN
+
+
 def on_stop_signal(
     stop: Callable[[], object], *, drain: Callable[[], object] | None = None
 ) -> None:

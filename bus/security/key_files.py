@@ -46,7 +46,8 @@ class RouterAddresses(msgspec.Struct, frozen=True):
     frontend: str = ""
     """For clients; of a router and its standby both, separated by a comma."""
     backend: str = ""
-    """For workers and the store; a router does not know that of its standby."""
+    """For workers and the store, likewise; a router that was started by hand does not know that of
+    its standby."""
 
     @property
     def lacks_a_backend(self) -> bool:

@@ -21,18 +21,32 @@ EVERYBODY = ""
 """Among the clients of a subscription: the rows of all. No client has this name."""
 
 
-class Patience:
-    """Decides when to say that a router is waited for, and what."""
+KEY_TROUBLES = frozenset({"other-key", "unknown-key", "wrong-role"})
+"""Failures that only people mend; a router that does not answer may come by itself."""
+KEY_PATIENCE_S = 600.0
 
-    def __init__(self, routers: Sequence[str], role: str) -> None:
+
+class Patience:
+    """Decides when to say that a router is waited for, what, and when to wait no more."""
+
+    def __init__(
+        self, routers: Sequence[str], role: str, key_patience_s: float = KEY_PATIENCE_S
+    ) -> None:
         """Begin with nothing said.
 
         Args:
             routers: addresses, in the order in which they are tried.
             role: what the key must be for, such as `a worker`.
+            key_patience_s: people get so long to mend what is wrong with the keys of a process
+                that has never joined.
         """
         self._routers = routers
         self._role = role
+        self._key_patience_s = key_patience_s
+        self._refused_at: float | None = None
+        """When the keys were found wrong first."""
+        self.given_up = ""
+        """The reason, as a sentence, not to try again; empty: go on."""
         self._quiet_until: dict[str, float] = {}
         """Sentence that was said -> when it may be said again."""
         self._joined = ""
@@ -41,6 +55,10 @@ class Patience:
     def failed(self, why: LinkFailure, address: str, now: float) -> str:
         """A connection has failed; returns a sentence if it is time for one, else nothing."""
         sentence = sentence_of(why, address, self._role)
+        if why in KEY_TROUBLES and not self._joined:
+            self._refused_at = now if self._refused_at is None else self._refused_at
+            if now - self._refused_at >= self._key_patience_s:
+                self.given_up = f"{sentence}; given up after {self._key_patience_s:g} s"
         if now < self._quiet_until.get(sentence, now):
             return ""
         self._quiet_until[sentence] = now + ANNOUNCE_AGAIN_S
@@ -74,8 +92,8 @@ def sentence_of(why: LinkFailure, address: str, role: str) -> str:
             )
         case "unknown-key":
             return (
-                f"the router at {where} does not know this key: let it in on the router's host "
-                "with `rolloutbus keys allow`"
+                f"the router at {where} does not know this key: it was revoked or never let in; "
+                "let it in on the router's host with `rolloutbus keys allow`"
             )
         case "wrong-role":
             return f"this key is not {role}'s: the router at {where} knows it in another role"

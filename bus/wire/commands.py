@@ -17,10 +17,11 @@ Target = Literal["router", "worker", "engine", "store"]
 State = Literal["draining", "torn", "updating", "asleep", "no_weights", "paused"]
 """Of a worker, as in `Heartbeat.state`; `no_weights`: asleep, and its weights are released. A
 worker that is `starting` or `broken` refuses every command."""
-Trait = Literal["slow", "missed", "versioned"]
+Trait = Literal["slow", "missed", "versioned", "lasting"]
 """`slow`: it may take minutes, in which the engine makes no steps and its host may be mute.
 `missed`: it changes workers, and nobody brings it to those that join later.
-`versioned`: it is part of the life of a weight version."""
+`versioned`: it is part of the life of a weight version.
+`lasting`: what it did may outlive the engine that did it: in files, or as the fleet's intent."""
 
 COMPUTING: frozenset[State] = frozenset({"draining", "torn", "asleep", "paused"})
 """States that refuse what computes with the model."""
@@ -62,8 +63,8 @@ COMMANDS: dict[str, CommandRow] = {
     "status": CommandRow(control.Status, control.FleetStatus, "subscriber", "router"),
     "server_info": CommandRow(control.ServerInfo, control.ServerFacts, "client", "worker"),
     "get_load": CommandRow(control.GetLoad, control.Load, "trainer", "engine", {"torn"}),
-    "pause": CommandRow(control.Pause, endings.Done, "trainer", "engine", {"torn"}),
-    "resume": CommandRow(control.Resume, endings.Done, "trainer", "engine", {"torn"}),
+    "pause": CommandRow(control.Pause, endings.Done, "trainer", "engine", {"torn"}, {"lasting"}),
+    "resume": CommandRow(control.Resume, endings.Done, "trainer", "engine", {"torn"}, {"lasting"}),
     "sleep": CommandRow(
         control.Sleep,
         control.Memory,
@@ -95,15 +96,27 @@ COMMANDS: dict[str, CommandRow] = {
         "trainer",
         "engine",
         {"torn", "updating", "no_weights"},
-        {"slow"},
+        {"slow", "lasting"},
     ),
     "start_profile": CommandRow(
-        control.StartProfile, endings.Done, "trainer", "engine", {"torn"}, {"slow", "missed"}
+        control.StartProfile,
+        endings.Done,
+        "trainer",
+        "engine",
+        {"torn"},
+        {"slow", "missed", "lasting"},
     ),
     "stop_profile": CommandRow(
-        control.StopProfile, control.Profiled, "trainer", "engine", {"torn"}, {"slow", "missed"}
+        control.StopProfile,
+        control.Profiled,
+        "trainer",
+        "engine",
+        {"torn"},
+        {"slow", "missed", "lasting"},
     ),
-    "shutdown": CommandRow(control.Shutdown, endings.Done, "admin", "worker", traits={"missed"}),
+    "shutdown": CommandRow(
+        control.Shutdown, endings.Done, "admin", "worker", traits={"missed", "lasting"}
+    ),
     # weights
     "reserve_version": CommandRow(
         weights.ReserveVersion, weights.Reserved, "trainer", "store", traits={"versioned"}

@@ -211,6 +211,16 @@ CODES: Mapping[str, Code] = {
         "the engine reported an error",
         "Read the message, and the worker's log (`up --keep-logs`).",
     ),
+    "engine_died": Code(
+        ("failed",),
+        ("unknown", "failed"),
+        "the worker's engine died before the command ended; outcome `failed`: whatever it had done "
+        "is gone with that engine, `unknown`: some of it may have stayed, in files or as the "
+        "fleet's intent",
+        "Send it again when `rolloutbus status` shows the worker ready: it starts a new engine by "
+        "itself. If `.outcome` is `unknown`, look first at what is there. Why the engine died "
+        "stands in the message and in the worker's log.",
+    ),
     "broken_weights": Code(
         ("failed",),
         ("failed",),

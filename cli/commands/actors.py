@@ -25,7 +25,6 @@ from rolloutbus.cli.options import (
     RouterJournal,
     SaveTargets,
     SessionsPerSlot,
-    StartTimeout,
     TensorParallel,
     WeightsRoot,
     example,
@@ -235,7 +234,15 @@ def worker(
             "Ctrl-C, does not wait.",
         ),
     ] = DRAIN_S,
-    start_timeout: StartTimeout = START_TIMEOUT_S,
+    start_timeout: Annotated[
+        float,
+        typer.Option(
+            metavar="SECONDS",
+            min=1.0,
+            help="How long the engine may take to be built, and then routers may refuse the key "
+            "of a worker that has never joined.",
+        ),
+    ] = START_TIMEOUT_S,
     key: KeyFile = "",
     allow_list: AllowFile = "",
     quiet: OnlyJson = False,
@@ -260,6 +267,7 @@ def worker(
             engine=engine,
             engine_options=engine_options(alone),
             host=HostSettings(start_timeout_s=start_timeout),
+            key_patience_s=start_timeout,
             security=_security(key, allow_list),
         )
 

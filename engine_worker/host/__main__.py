@@ -13,6 +13,7 @@ import signal
 import socket
 import sys
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from types import FrameType
 from typing import NoReturn, cast
 
@@ -260,8 +261,12 @@ async def _serve(end: socket.socket, settings: WorkerSettings) -> int:
         raise
     finally:
         if engine is not None:
+            # In a thread of its own: the loop's end waits for its usual ones, however long.
+            closing = asyncio.get_running_loop().run_in_executor(
+                ThreadPoolExecutor(1, "engine-close"), engine.close
+            )
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(asyncio.to_thread(engine.close), CLOSE_S)
+                await asyncio.wait_for(closing, CLOSE_S)
     return 0
 
 

@@ -62,7 +62,7 @@ class WorkerActor:
         self._routers = router_addresses(settings.router)
         self._router_at = self._routers[0]
         """Where `_router` leads."""
-        self._patience = Patience(self._routers, "a worker")
+        self._patience = Patience(self._routers, "a worker", settings.key_patience_s)
         self._host: HostProcess | None = None
         self._hosts: asyncio.TaskGroup | None = None
         self._is_draining = False
@@ -208,7 +208,9 @@ class WorkerActor:
         if self._router is not None:
             now = self._clock.now()
             sentence = self._patience.failed(self._router.failure, self._router_at, now)
-            if sentence:
+            if self._patience.given_up:
+                self._actor.feed(self.core.give_up, f"forbidden: {self._patience.given_up}")
+            elif sentence:
                 warn(sentence)
 
     def _from_host(self, entries: list[Entry]) -> None:

@@ -230,7 +230,7 @@ class WorkerCore:
                 case Prefixes() as news:
                     self._prefixes.heard(news)
                 case EngineFailure(message):
-                    self._watch.complained(message)
+                    effects += self._engine_lost(self._watch.complained(message), now)
                 case _:
                     raise RemoteProtocolError(f"an engine host does not say {entry.kind!r}")
         return effects + self._settle(now)
@@ -241,26 +241,44 @@ class WorkerCore:
         """The engine host is gone (see `HostWatch.ended`): leave until another one is ready."""
         self._counters["engine_exits"] += 1
         end = self._watch.ended(reason, now, was_killed=was_killed)
+        may_restart = end.may_restart and self._facts is not None
+        effects = self._engine_lost(end, now, is_final=not may_restart)
+        if self._member.state == "left":
+            return effects
+        if not may_restart:
+            self._controller.state.is_broken = True
+            return [*effects, *self._carry_out(_give_up(self._member, self._facts, end, now), now)]
+        self._watch.started(now)
+        return [*effects, StartHost()]
+
+    def _engine_lost(
+        self, end: HostEnd, now: float, *, is_final: bool = False
+    ) -> list[WorkerEffect]:
+        """Nothing that the engine had under way will end: leave until another one is ready.
+
+        `is_final`: another goodbye follows.
+        """
         if end.is_crash:
             self._member.crashes.saw([each.key[0] for each in self._generation.all()], now)
         self._generation.clear()
         self._controller.host_lost()
         self._prefixes.host_lost()
         self._engine = None
-        if self._member.state == "left":
+        if is_final or self._member.state in ("away", "left"):
             return []
-        if not end.may_restart or self._facts is None:
-            self._controller.state.is_broken = True
-            return self._carry_out(_give_up(self._member, self._facts, end, now), now)
-        effects = self._carry_out(self._member.offline(end.goodbye, now), now)
-        self._watch.started(now)
-        return [*effects, StartHost()]
+        return self._carry_out(self._member.offline(end.goodbye, now), now)
 
     def stop(self, now: float) -> list[WorkerEffect]:
         """Leave now; clients resume elsewhere what runs here."""
         if self._member.state == "left":
             return []
         return self._carry_out(self._member.leave("shutdown"), now)
+
+    def give_up(self, reason: str, now: float) -> list[WorkerEffect]:
+        """Leave for good because the router cannot be joined."""
+        if self._member.state == "left":
+            return []
+        return self._carry_out(self._member.leave(reason), now)
 
     def drain(self, now: float) -> list[WorkerEffect]:
         """Take no more and leave when what runs has ended, or when `drain_s` is over.

@@ -17,6 +17,9 @@ from rolloutbus.engine_worker.settings import WorkerSettings
 STOP_S = 8.0
 """From the end of the link until the host is killed."""
 
+LAST_WORDS_S = 1.0
+"""From the end of the host until its link is given up, which a child of the host may hold open."""
+
 FROM_OUTSIDE = frozenset({signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP})
 """Signals that a process does not get from its own faults: another program has sent them, or the
 kernel for want of memory."""
@@ -80,9 +83,21 @@ class HostProcess:
             self._process.kill()
 
     async def wait(self) -> HostExit:
-        """Wait for its end, and until all that it sent has been delivered; returns how it ended."""
-        code = await self._process.wait()
-        await self._link.closed()
+        """Wait for its end, and until all that it sent has been delivered; returns how it ended.
+
+        A host that closes its link and does not end is killed.
+        """
+        ended = asyncio.create_task(self._process.wait())
+        closed = asyncio.create_task(self._link.closed())
+        try:
+            await asyncio.wait((ended, closed), return_when=asyncio.FIRST_COMPLETED)
+            if not ended.done():
+                await self.stop()
+            code = await ended
+            await asyncio.wait((closed,), timeout=LAST_WORDS_S)
+        finally:
+            ended.cancel()
+            closed.cancel()
         if code >= 0:
             return HostExit(f"the engine host exited with code {code}", was_killed=False)
         name = signal.Signals(-code).name

@@ -62,9 +62,10 @@ class HostWatch:
         """The host has sent something."""
         self._heard_at = now
 
-    def complained(self, message: str) -> None:
-        """The host has reported that its engine failed, and why."""
+    def complained(self, message: str) -> HostEnd:
+        """The host has reported that its engine failed, and why; it ends soon."""
         self._complaint = message
+        return HostEnd(message, is_crash=True, may_restart=True, words=message)
 
     def is_silent(self, now: float) -> bool:
         """Whether its process seems to be stopped: even an idle host sends heartbeats."""

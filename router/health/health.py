@@ -20,6 +20,11 @@ ENGINE_KILLED = "engine_killed"
 """The goodbye of a worker whose engine's process was killed by somebody else."""
 ENGINE_FAILED = "engine_failed"
 """The goodbye of a worker that gives up: its engine died by itself, and too often."""
+_DEATHS = {
+    ENGINE_CRASHED: "its engine crashed",
+    ENGINE_KILLED: "its engine was killed",
+    ENGINE_FAILED: "its engine died too often and is not started again",
+}
 CHARGED = frozenset({ENGINE_CRASHED, ENGINE_FAILED})
 """Goodbyes that are charged to the requests that ran."""
 ENGINE_CODES = frozenset({ENGINE_FAILED, ENGINE_CRASHED, "internal"})
@@ -206,6 +211,12 @@ class Health:
 def code_of(reason: str) -> str:
     """The part of a goodbye's reason that is for routers; the rest is for people."""
     return reason.partition(":")[0]
+
+
+def engine_death(reason: str) -> str:
+    """How a member's engine died, for people; empty if it said goodbye for another reason."""
+    code, colon, words = reason.partition(":")
+    return f"{_DEATHS[code]}{colon}{words}" if code in _DEATHS else ""
 
 
 def told_reason(reason: str) -> str:

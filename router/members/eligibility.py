@@ -4,34 +4,55 @@ Whoever learns something about a worker blocks or unblocks it here, for a reason
 changes where requests may go, and nothing else has those that wait for a worker tried again.
 """
 
+from collections.abc import Callable
+
 from rolloutbus.bus.wire.versions import VersionRule
 from rolloutbus.router.members.records import MemberRecord, Reason
 
 
+def _nobody_cares(_worker: MemberRecord) -> None:
+    """Default of `Eligibility.on_change`."""
+
+
 class FreeList:
-    """Workers of one policy with a free place: O(1) add and remove, and a list to choose from."""
+    """Workers of one policy with a free place: O(1) add and remove, and lists to choose from."""
 
     def __init__(self) -> None:
-        self.workers: list[MemberRecord] = []
+        self.by_version: dict[int, list[MemberRecord]] = {}
+        """By the version of their weights, of which there are few at a time; no list is empty."""
+        self.lists: list[list[MemberRecord]] = []
+        """Those of `by_version`; kept, because each request asks."""
 
     def __len__(self) -> int:
-        return len(self.workers)
+        return sum(map(len, self.by_version.values()))
 
     def add(self, worker: MemberRecord) -> None:
-        """Put a worker in, if it is not in already."""
-        if worker.free_index < 0:
-            worker.free_index = len(self.workers)
-            self.workers.append(worker)
+        """Put a worker in, or where it belongs if its version has changed."""
+        version = worker.version
+        if worker.free_index >= 0:
+            if worker.free_version == version:
+                return
+            self.remove(worker)
+        workers = self.by_version.get(version)
+        if workers is None:
+            workers = self.by_version[version] = []
+            self.lists = [*self.by_version.values()]
+        worker.free_index, worker.free_version = len(workers), version
+        workers.append(worker)
 
     def remove(self, worker: MemberRecord) -> None:
         """Take a worker out, if it is in."""
         index = worker.free_index
         if index < 0:
             return
-        last = self.workers.pop()
+        workers = self.by_version[worker.free_version]
+        last = workers.pop()
         if last is not worker:
-            self.workers[index] = last
+            workers[index] = last
             last.free_index = index
+        elif not workers:
+            del self.by_version[worker.free_version]
+            self.lists = [*self.by_version.values()]
         worker.free_index = -1
 
 
@@ -41,7 +62,11 @@ class Eligibility:
     def __init__(self) -> None:
         self.free: dict[str, FreeList] = {}
         self._eligible: dict[str, dict[str, MemberRecord]] = {}
+        self._versions: dict[str, dict[int, int]] = {}
+        """Policy -> version -> how many eligible workers have it; no zeros."""
         self._blocked: dict[str, MemberRecord] = {}
+        self.on_change: Callable[[MemberRecord], None] = _nobody_cares
+        """Called with a worker that may have begun or ceased to take requests."""
         self.has_changed = False
         """A request that found no worker before may find one now. Set here and nowhere else;
         cleared by the dispatcher when it has tried all that wait."""
@@ -89,8 +114,8 @@ class Eligibility:
 
     def can_serve(self, policy: str, rule: VersionRule | None, committed: int) -> bool:
         """Whether any worker, free or full, could serve such a request now."""
-        workers = self._eligible.get(policy, {}).values()
-        return any(rule is None or rule.accepts(w.version, committed) for w in workers)
+        versions = self._versions.get(policy, ())
+        return any(rule is None or rule.accepts(version, committed) for version in versions)
 
     def _update(self, worker: MemberRecord) -> None:
         """Bring both tables in step with the worker's reasons and load."""
@@ -102,16 +127,35 @@ class Eligibility:
             self._blocked[worker.name] = worker
         elif self._blocked.get(worker.name) is worker:
             del self._blocked[worker.name]
+        self._count(worker, None if is_blocked else worker.version)
         if not is_blocked:
             eligible = self._eligible.setdefault(policy, eligible)
             eligible[worker.name] = worker
             free = self.free.setdefault(policy, FreeList())
             if len(worker.requests) < worker.capacity:
                 free.add(worker)
+            self.on_change(worker)
             return
+        self.on_change(worker)
         self.filled(worker)
         if eligible.get(worker.name) is worker:
             del eligible[worker.name]
             if not eligible:  # policies are named by workers
                 del self._eligible[policy]
                 self.free.pop(policy, None)
+
+    def _count(self, worker: MemberRecord, version: int | None) -> None:
+        """Count the worker among those of this version, instead of where it was counted before."""
+        before = worker.counted_version
+        if before == version:
+            return
+        versions = self._versions.setdefault(worker.policy, {})
+        if before is not None:
+            versions[before] -= 1
+            if not versions[before]:
+                del versions[before]
+        if version is not None:
+            versions[version] = versions.get(version, 0) + 1
+        worker.counted_version = version
+        if not versions:  # policies are named by workers
+            del self._versions[worker.policy]

@@ -10,6 +10,7 @@ from functools import partial
 from msgspec import Raw
 
 from rolloutbus.bus.wire.codec import pack, unpack, unpack_result
+from rolloutbus.bus.wire.commands import COMMANDS
 from rolloutbus.bus.wire.entry import Entry
 from rolloutbus.bus.wire.errors import RemoteProtocolError
 from rolloutbus.bus.wire.limits import MAX_BODY_BYTES, MAX_SENTENCE_CHARS
@@ -52,6 +53,8 @@ class MemberCommand:
     silent: list[str] = field(default_factory=list[str])
     is_brought: bool = False
     """Who is lost meanwhile is brought it on coming back, and is not named as silent."""
+    tells_deaths: bool = False
+    """A member whose engine dies meanwhile has failed; otherwise it counts as silent."""
 
 
 @dataclass(slots=True)
@@ -159,7 +162,7 @@ class MemberCommands:
         watcher = self._watchers.get(entry.kind)
         on_result = None if watcher is None else partial(watcher, entry)
         command = MemberCommand(entry.rid, entry.kind, entry.body, deadline_at, answer, on_result)
-        command.is_brought = is_brought
+        command.is_brought, command.tells_deaths = is_brought, not is_brought
         self.start(command, targets, now)
 
     def start(self, command: MemberCommand, targets: Sequence[MemberRecord], now: float) -> None:
@@ -197,13 +200,16 @@ class MemberCommands:
         outcome = WorkerOutcome(member.name, entry.kind, entry.body)
         self._settle(part, member, outcome, now)
 
-    def member_lost(self, member: MemberRecord, now: float) -> None:
-        """A member is gone: its shares end as silent."""
+    def member_lost(self, member: MemberRecord, now: float, death: str = "") -> None:
+        """A member is gone: its shares end as silent, or as failed if `death` says why."""
         for rid in sorted(member.commands):
             part = self._parts.get(rid)
             if part is not None:
                 self._context.count("silent_members")
-                self._settle(part, member, None, now, is_lost=True)
+                outcome = None
+                if death and part.command.tells_deaths:
+                    outcome = _died_with(member, part.command.kind, death)
+                self._settle(part, member, outcome, now, is_lost=True)
         member.commands.clear()
 
     def tick(self, now: float) -> None:
@@ -277,6 +283,17 @@ class MemberCommands:
     def _finish_if_complete(self, command: MemberCommand, now: float) -> None:
         if not command.waiting and self._commands.pop(command.rid, None) is not None:
             command.on_done(command.results, command.silent, now)
+
+
+def _died_with(member: MemberRecord, kind: str, death: str) -> WorkerOutcome:
+    """The ending of a command whose engine died before it had ended it."""
+    if "lasting" in COMMANDS[kind].traits:
+        outcome, effect = "unknown", "some of what it does may have been done, and stay"
+    else:
+        outcome, effect = "failed", "nothing that it may have done has stayed"
+    message = f"{death}; {kind} had not ended, and {effect}"
+    problem = Problem("engine_died", message[:MAX_SENTENCE_CHARS], outcome)
+    return WorkerOutcome(member.name, "failed", pack(problem))
 
 
 def is_share(rid: str) -> bool:

@@ -131,7 +131,7 @@ class Membership:
             member.fleet, member.is_foreign = "", False
         self._intents.heard(member, heartbeat)
         if member.state == "live":  # its first heartbeat was sent before it could know
-            self._keys.heard(member, heartbeat)
+            self._keys.heard(member, heartbeat, now)
         has_changed = (
             member.version != heartbeat.version
             or member.heartbeat.state != heartbeat.state
@@ -293,6 +293,7 @@ class Membership:
             context.members.add(joined)
             if lacking(context, joined):
                 context.eligibility.block(joined, Reason.ADAPTERS)
+                context.may_lack[joined.name] = joined
             context.expected.joined(joined.name)
             context.count("joins")
         if hello.store is not None:
@@ -300,7 +301,7 @@ class Membership:
         self._welcome(peer, hello, [], now)
         welcomed = joined or known
         if welcomed is not None:
-            self._keys.tell(welcomed)
+            self._keys.tell(welcomed, now)
         if joined is not None:
             self._intents.joined(joined, now)
         elif known is not None:
@@ -332,9 +333,9 @@ class Membership:
         member.advance(event)
         self._context.eligibility.block(member, Reason.GONE)
         self._intents.lost(member)
-        self._on_lost(member, reason, now)
-        if member.role == "worker":
+        if member.role == "worker":  # first: who hears of the loss asks there for the reason
             self._context.expected.lost(member.name, member.policy, reason, now)
+        self._on_lost(member, reason, now)
         self._context.members.remove(member)
         self._ended.pop(member.name, None)  # so that it stays ordered by time
         self._ended[member.name] = (member.epoch, now)

@@ -86,6 +86,11 @@ class ExpectedWorkers:
         """Workers of the policy that are expected and not on the bus -> why not."""
         return {name: each.why for name, each in self._absent.items() if each.policy == policy}
 
+    def why(self, name: str) -> str:
+        """Why this worker is not on the bus; empty if it is, or is not expected."""
+        absent = self._absent.get(name)
+        return "" if absent is None else absent.why
+
     def policies(self) -> set[str]:
         """Whose weights the workers serve that are expected and not on the bus."""
         return {each.policy for each in self._absent.values()}
@@ -184,6 +189,12 @@ class MemberRecord:
     backlog: dict[str, int] = field(default_factory=dict[str, int])
     """Client -> bytes of its endings here, for those who have much."""
     free_index: int = -1
+    """Its place in the free list of `free_version`; -1: in none."""
+    free_version: int = 0
+    counted_version: int | None = None
+    """The version that it is counted for among those that take requests; None: it does not."""
+    session_fill: float | None = None
+    """Sessions that it holds, by its slots, where it is filed as one with room; None: nowhere."""
     is_catching_up: bool = False
     fleet: str = field(init=False)
     """Whose weights it came with; empty: no fleet's, or those that an engine begins with."""
@@ -202,6 +213,10 @@ class MemberRecord:
     """Those that it has not told of yet, the oldest first."""
     prefixes_seq: int = 0
     """Number of what it tells of them next."""
+    n_keys_sent: int = 0
+    """The allow-list was sent so often since the member had it, or was to have another one."""
+    keys_again_at: float = 0.0
+    """When it is sent next, if the member does not have it by then."""
     problem: str = ""
     """Why the last weight update failed here; empty when it did not."""
 

@@ -4,6 +4,7 @@ Spec: docs/protocol.md, "Sessions".
 """
 
 from collections.abc import Iterable
+from itertools import islice
 
 from rolloutbus.bus.backoff import Chance
 from rolloutbus.bus.timetable import Timetable
@@ -34,6 +35,10 @@ PATIENCE_S = 1.0
 a weight update workers return one by one, and the first one is not to get every session."""
 
 
+N_COMPARED = 8
+"""Of workers that are equally full of sessions, so many are compared by their other work."""
+
+
 class SessionSlots:
     """The sessions at each worker; never more than `sessions_per_slot` lets in, unless moved."""
 
@@ -41,12 +46,16 @@ class SessionSlots:
         self._context = context
         self._per_slot = context.settings.sessions_per_slot
         self._at: dict[str, dict[str, SessionRecord]] = {}
+        self._roomy: dict[str, dict[float, dict[str, MemberRecord]]] = {}
+        """Policy -> fill -> workers that take requests and may hold one session more."""
+        context.eligibility.on_change = self._file
 
     def settle(self, session: SessionRecord, worker: str) -> None:
         """The session has its place at this worker from now on."""
         self.leave(session)
         session.worker = worker
         self._at.setdefault(worker, {})[session.name] = session
+        self._file_named(worker)
 
     def leave(self, session: SessionRecord) -> None:
         """The session's place is free."""
@@ -55,6 +64,7 @@ class SessionSlots:
             there.pop(session.name, None)
             if not there:
                 del self._at[session.worker]
+            self._file_named(session.worker)
 
     def at(self, worker: str) -> list[SessionRecord]:
         """The sessions that this worker holds; a copy."""
@@ -72,14 +82,51 @@ class SessionSlots:
             if each.state == "live" and each.heartbeat.state not in LEAVING
         ]
 
-    def with_room(self, workers: list[MemberRecord]) -> list[MemberRecord]:
-        """Those where one more session may be opened; one loop, because there may be 1,000."""
-        held, per_slot = self._at, self._per_slot
-        return [
-            each
-            for each in workers
-            if len(held.get(each.name, ())) < max(1, int(each.slots * per_slot))
-        ]
+    def with_room(self, policy: str, wanted: str = "") -> MemberRecord | None:
+        """The wanted worker if one session more may be opened there, or else the least filled.
+
+        It does not look at all workers, for there may be 1,000, unless none serves.
+        """
+        eligibility = self._context.eligibility
+        if not eligibility.can_serve(policy, None, 0):
+            roomy = {each.name: each for each in self.candidates(policy) if self._has_room(each)}
+            return roomy.get(wanted) or self.least_filled(roomy.values())
+        there = eligibility.named(policy, wanted)
+        if there is not None and there.session_fill is not None:
+            return there
+        by_fill = self._roomy.get(policy)
+        if by_fill is None:
+            return None
+        alike = islice(by_fill[min(by_fill)].values(), N_COMPARED)
+        return min(alike, key=lambda each: each.outstanding_cost)
+
+    def _has_room(self, worker: MemberRecord) -> bool:
+        n_held = len(self._at.get(worker.name, ()))
+        return n_held < max(1, int(worker.slots * self._per_slot))
+
+    def _file_named(self, name: str) -> None:
+        worker = self._context.members.named(name)
+        if worker is not None and worker.role == "worker":
+            self._file(worker)
+
+    def _file(self, worker: MemberRecord) -> None:
+        """File a worker by its fill, if it takes requests and has room; else nowhere."""
+        fill: float | None = None
+        if not worker.blocked_by and self._has_room(worker):
+            fill = len(self._at.get(worker.name, ())) / (worker.slots or 1)
+        before = worker.session_fill
+        if fill == before:
+            return
+        by_fill = self._roomy.setdefault(worker.policy, {})
+        if before is not None:
+            del by_fill[before][worker.name]
+            if not by_fill[before]:
+                del by_fill[before]
+        if fill is not None:
+            by_fill.setdefault(fill, {})[worker.name] = worker
+        worker.session_fill = fill
+        if not by_fill:  # policies are named by workers
+            del self._roomy[worker.policy]
 
     def least_filled(self, workers: Iterable[MemberRecord]) -> MemberRecord | None:
         """Returns the worker that holds the fewest sessions for its size."""
@@ -190,7 +237,8 @@ class Sessions:
         """Its sessions live elsewhere now, or nowhere until somebody can take them."""
         reason = "draining" if worker.heartbeat.state == "draining" else "lost"
         for session in self.places.at(worker.name):
-            heir = self.places.least_filled(self.places.candidates(session.policy))
+            heir = self.places.with_room(session.policy)
+            heir = heir or self.places.least_filled(self.places.candidates(session.policy))
             if heir is None:
                 session.has_lost_worker = True
             else:
@@ -317,14 +365,13 @@ class Sessions:
         is_full = len(self._sessions) >= SESSION_LIMIT
         if is_absent and context.is_recovering and not is_full:
             return body.worker  # it has yet to come back
-        candidates = self.places.candidates(body.policy)
-        roomy = [] if is_full else self.places.with_room(candidates)
-        wanted = body.worker or self._affinity.sessions.get(body.session)
-        worker = next((each for each in roomy if each.name == wanted), None) if wanted else None
-        worker = worker or self.places.least_filled(roomy)
+        wanted = body.worker or self._affinity.sessions.get(body.session) or ""
+        worker = None if is_full else self.places.with_room(body.policy, wanted)
         if worker is not None:
             return worker.name
-        if candidates:
+        if context.eligibility.can_serve(body.policy, None, 0) or self.places.candidates(
+            body.policy
+        ):
             message = f"{len(self)} sessions are open and hold every place; open it later"
             return refusal("busy", message, retry_after_ms=self._retry_ms())
         message = f"no worker of policy {body.policy[:64]!r} is live"

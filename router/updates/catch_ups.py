@@ -39,6 +39,8 @@ class AdapterReloads:
         self._context = context
         self._fleet = fleet
         self._records = CommitRecorder(context, fleet)
+        self._wanted: dict[str, int] = {}
+        """`Context.adapters`, as they were when all workers were looked at."""
         fleet.watch("load_lora", self._changed)
         fleet.watch("unload_lora", self._changed)
 
@@ -48,11 +50,16 @@ class AdapterReloads:
         context, store = self._context, store_facts(self._context)
         if not context.adapters or store is None:
             return
-        for worker in context.members.workers():
-            if worker.state != "live" or worker.retry_adapters_at > now:
+        if self._wanted != context.adapters:
+            self._wanted = dict(context.adapters)
+            context.may_lack.update((each.name, each) for each in context.members.workers())
+        for worker in list(context.may_lack.values()):
+            if worker.retry_adapters_at > now:
                 continue
             missing = lacking(context, worker)
-            if missing and worker.heartbeat.state in ABLE:
+            if not missing or context.members.named(worker.name) is not worker:
+                del context.may_lack[worker.name]
+            elif worker.state == "live" and worker.heartbeat.state in ABLE:
                 name, version = min(missing, key=lambda each: each in worker.refused_adapters)
                 self._load(worker, LoadLora(name, version, bulk=store.bulk), now)
 
@@ -81,6 +88,7 @@ class AdapterReloads:
         """A client had a worker load or drop one; what came out of the store is for all."""
         if not _take(worker, command.kind, outcome):
             return
+        self._context.may_lack[worker.name] = worker
         body, adapters = unpack(command), self._context.adapters
         if isinstance(body, LoadLora) and not body.path:
             policy = f"{worker.policy}.{body.name}"

@@ -220,7 +220,7 @@ class Updates:
     def _prepared(
         self, update: UpdateRecord, results: Results, silent: list[str], now: float
     ) -> None:
-        _note_problems(update, "prepare_update", results, silent)
+        self._note_problems(update, "prepare_update", results, silent)
         away = why_no_store(self._context, now) if silent else ""
         if away:
             update.problems["store"] = f"{SILENT}: {away}"
@@ -274,7 +274,7 @@ class Updates:
             self._committed_one(update, member, outcome)
 
         def done(results: Results, silent: list[str], at: float) -> None:
-            _note_problems(update, "commit_update", results, silent)
+            self._note_problems(update, "commit_update", results, silent)
             if update.left and at < update.deadline_at:
                 self._commit_wave(update, at)
             elif body.floor:
@@ -297,6 +297,16 @@ class Updates:
         record = RecordCommit(update.body.policy, update.body.version)
         until = max(update.deadline_at, now + ABORT_S)
         self._records.write(Decision(f"{update.name}.w", record, until, written), now)
+
+    def _note_problems(
+        self, update: UpdateRecord, kind: str, results: Results, silent: list[str]
+    ) -> None:
+        for name in silent:
+            why = self._context.expected.why(name)
+            update.problems[name] = f"{SILENT} during {kind}{why and ': '}{why}"
+        for name, outcome in results.items():
+            if outcome.kind != "finished":
+                update.problems[name] = problem_of(kind, outcome)
 
     def _still_here(self, update: UpdateRecord, names: Iterable[str]) -> list[MemberRecord]:
         """Returns the named workers that are on the bus; notes those that left since prepare."""
@@ -350,14 +360,6 @@ class Updates:
                 member.is_catching_up = False
                 member.problem = update.problems.get(name, "")
         update.watcher.on_end(update, now)
-
-
-def _note_problems(update: UpdateRecord, kind: str, results: Results, silent: list[str]) -> None:
-    for name in silent:
-        update.problems[name] = f"{SILENT} during {kind}"
-    for name, outcome in results.items():
-        if outcome.kind != "finished":
-            update.problems[name] = problem_of(kind, outcome)
 
 
 def _ignore_done(_results: Results, _silent: list[str], _now: float) -> None:

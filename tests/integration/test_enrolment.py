@@ -5,14 +5,17 @@ import fcntl
 import os
 import stat
 import time
+from asyncio.subprocess import PIPE
 from collections.abc import AsyncIterator
 from pathlib import Path
 from types import SimpleNamespace
 
+import msgspec
 import pytest
 import pytest_asyncio
 
 import rolloutbus
+from rolloutbus.bus.actor.process import read_ready
 from rolloutbus.bus.security.invites import KeyList, read_token, with_invite
 from rolloutbus.bus.security.key_files import (
     edit_key_list,
@@ -24,6 +27,7 @@ from rolloutbus.bus.security.key_files import (
 )
 from rolloutbus.bus.security.principals import Principal
 from rolloutbus.bus.security.zmq_curve import Dialer, pair_of_secret
+from rolloutbus.bus.transport.endpoints import split_key, with_key
 from rolloutbus.bus.transport.zmq_ports import DealerPort
 from rolloutbus.bus.wire.codec import pack, unpack
 from rolloutbus.bus.wire.entry import Entry
@@ -31,6 +35,7 @@ from rolloutbus.bus.wire.errors import PeerLost, Refused, SettingsError
 from rolloutbus.bus.wire.messages.endings import Problem
 from rolloutbus.bus.wire.messages.membership import Enrol, Enrolled, Hello
 from rolloutbus.launcher.joining import join, new_invitation
+from rolloutbus.launcher.plan import environment, python
 from rolloutbus.router.actor import RouterActor
 from rolloutbus.router.settings import PairSettings, RouterSettings
 from tests.integration.key_directory import KeyDirectory
@@ -39,6 +44,8 @@ from tests.integration.live_fleet import DEADLINE_S
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(240)]
 
 ANY = "tcp://127.0.0.1:0"
+SECOND = ("tcp://127.0.0.1:7779", "tcp://127.0.0.1:7780")
+"""Frontend and backend of a standby that is not there."""
 
 
 class Running:
@@ -276,3 +283,34 @@ async def test_a_host_that_joined_follows_a_router_to_its_new_key_when_it_is_bro
         write_public_key(joined.key_file.with_name("router.pub"), new)
         assert (await client.status(deadline_s=DEADLINE_S)).instance == "b" * 32
         await client.close()
+
+
+@pytest.mark.parametrize("role", ["worker", "trainer"])
+async def test_invitations_bring_the_addresses_of_the_standby_along(
+    tmp_path: Path, role: str
+) -> None:
+    keys = KeyDirectory(tmp_path)
+    public = keys.add("router", "admin")
+    write_public_key(tmp_path / "router.pub", public)
+    settings = RouterSettings(
+        ANY,
+        ANY,
+        pair=PairSettings(with_key(SECOND[0], public), is_first=True, other_backend=SECOND[1]),
+        security=keys.server_settings("router"),
+    )
+    text = msgspec.json.encode(settings).decode()
+    process = await asyncio.create_subprocess_exec(
+        *python("rolloutbus.router"), "--settings-json", text, stdout=PIPE, env=environment()
+    )
+    try:
+        assert process.stdout is not None
+        async with asyncio.timeout(DEADLINE_S):
+            while (first := read_ready(line := await process.stdout.readline())) is None:
+                assert line, "it ended before it was ready"
+    finally:
+        process.kill()
+        await process.wait()
+    rights = Principal("0" * 64, "host-b", role)  # type: ignore[arg-type]
+    token, _ = new_invitation(keys.allow_list, rights, int(time.time()) + 60, "")
+    what, second = ("backend", SECOND[1]) if role == "worker" else ("frontend", SECOND[0])
+    assert read_token(token).address == f"{split_key(first[what])[0]},{second}"

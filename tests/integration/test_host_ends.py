@@ -1,7 +1,10 @@
 """What a worker makes of an engine host that is killed, dies, is stopped or hangs."""
 
+import asyncio
 import os
 import signal
+import socket
+import sys
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -10,10 +13,23 @@ import pytest
 
 from rolloutbus.bus.wire.codec import unpack
 from rolloutbus.bus.wire.messages.membership import Goodbye, Heartbeat
+from rolloutbus.engine_worker.host.link import HostLink
+from rolloutbus.engine_worker.worker.host_process import HostProcess
+from tests.integration.live_fleet import DEADLINE_S
 from tests.integration.worker_bench import ScriptedRouter, generate_body, worker_process
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(120)]
 
+_LEAVES_A_CHILD = """
+import os, signal, sys
+child = os.fork()
+if child == 0:
+    signal.pause()
+with open(sys.argv[1], "w") as kept:
+    kept.write(str(child))
+os._exit(3)
+"""
+"""Like the workers that libraries fork, its child has every descriptor that it has."""
 LONG = 1_000_000
 """Tokens of a request that is never done."""
 
@@ -79,6 +95,29 @@ async def test_engine_process_that_fails_by_its_own_word_is_told_with_that_word(
         assert code == "engine_crashed"
         assert "one of the engine's processes has failed" in words
         await router.until(lambda: len({entry.epoch for entry in router.said("hello")}) > 1)
+
+
+async def test_engine_that_has_failed_and_cannot_be_closed_is_told_at_once(tmp_path: Path) -> None:
+    too_late_s = 10 * DEADLINE_S  # when a host that hangs would be killed
+    async with _busy_host(tmp_path, wedged_s=too_late_s, hang_after_steps=20) as (router, pid):
+        os.kill(pid, signal.SIGQUIT)  # an engine's child tells its parent so
+        assert (await _goodbye(router)).startswith("engine_crashed: ")
+
+
+async def test_child_that_outlives_the_host_does_not_hide_its_end(tmp_path: Path) -> None:
+    ours, theirs = socket.socketpair()
+    with theirs:
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-c", _LEAVES_A_CHILD, str(tmp_path / "child")),
+            pass_fds=(theirs.fileno(),),
+        )
+    host = HostProcess(process, await HostLink.open(ours, lambda _: None))
+    try:
+        async with asyncio.timeout(DEADLINE_S):
+            assert (await host.wait()).reason == "the engine host exited with code 3"
+    finally:
+        await host.stop()
+        os.kill(int((tmp_path / "child").read_text()), signal.SIGKILL)
 
 
 async def test_engine_that_aborts_has_crashed(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ import msgspec
 import pytest
 
 from rolloutbus import RolloutClient
+from rolloutbus.bus.actor.process import ActorExit
 from rolloutbus.bus.wire.errors import PeerLost
 from rolloutbus.engine_worker.settings import WorkerSettings
 from rolloutbus.launcher.plan import environment, python
@@ -54,6 +55,38 @@ async def test_a_worker_without_a_router_says_so(tmp_path: Path) -> None:
     stream = f"ipc://{tmp_path}/stream"
     settings = WorkerSettings(name="w0", router=NOBODY, stream=stream, engine="fake")
     await worker_says(settings, f"warning: no router answers at {NOBODY}")
+
+
+async def test_new_worker_of_a_revoked_key_ends_and_says_why(
+    keys: KeyDirectory,
+) -> None:
+    settings = RouterSettings(ANY_PORT, ANY_PORT, security=keys.server_settings("router"))
+    async with RouterActor(settings, "r") as router:
+        keys.revoke("w0")
+        worker = WorkerSettings(
+            name="w0",
+            router=router.endpoints[1],
+            stream=ANY_PORT,
+            engine="fake",
+            security=keys.server_settings("w0"),
+            key_patience_s=0.5,
+        )
+        text = msgspec.json.encode(worker).decode()
+        process = await asyncio.create_subprocess_exec(
+            *python("rolloutbus.engine_worker"),
+            *("--settings-json", text),
+            stderr=PIPE,
+            env=environment(),
+        )
+        async with asyncio.timeout(DEADLINE_S):
+            _, said = await process.communicate()
+    assert process.returncode == ActorExit.FORBIDDEN
+    first, *_, last = [
+        line for line in said.decode().splitlines() if "does not know this key" in line
+    ]
+    assert first.startswith("warning: ")
+    assert last.startswith("error: ")
+    assert last.endswith("given up after 0.5 s")
 
 
 async def test_who_has_no_place_at_a_router_is_told_why_on_both_sides(

@@ -826,7 +826,7 @@ class RolloutClient:
             deadline_s: seconds from now.
 
         Raises:
-            EngineFailed: nothing was written.
+            EngineFailed: nothing was written; or code `engine_died`: perhaps some of it was.
         """
         result = await self._commands.to_workers(
             SaveWeights(place, name, kind), worker, deadline_s, check=False
@@ -918,6 +918,7 @@ class RolloutClient:
 
         Raises:
             Refused: no worker is there, or its engine takes no weights.
+            EngineFailed: its engine died meanwhile.
             PeerLost: the worker was lost.
         """
         return await list_weights(self._commands, worker, policy, deadline_s)

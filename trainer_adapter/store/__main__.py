@@ -9,6 +9,7 @@ from rolloutbus.bus.actor.process import (
     announce_ready,
     complain,
     dismissed_exit,
+    forbidden_exit,
     on_stop_signal,
     run_actor,
     tell_progress,
@@ -33,9 +34,8 @@ async def serve(settings: StoreSettings) -> ActorExit:
         reason = await actor.run()
     finally:
         contents.close()
-    if reason == "forbidden":
-        complain("the router does not let this key be this store")
-        return ActorExit.FORBIDDEN
+    if (refused := forbidden_exit(reason, "store")) is not None:
+        return refused
     if reason == "other-fleet":
         complain("the router holds a fleet with another store's record; this one is not used")
         return ActorExit.FAILED

@@ -158,6 +158,11 @@ class StoreActor:
     def _leave(self, _: float) -> list[MemberEffect]:
         return self._member.leave("shutdown")
 
+    def _give_up(self, _: float) -> list[MemberEffect]:
+        if self._member.state == "left":
+            return []
+        return self._member.leave(f"forbidden: {self._patience.given_up}")
+
     def _upkeep(self, now: float) -> None:
         self._effects.run(self._core.tick(now))
         self._effects.collect()
@@ -220,7 +225,9 @@ class StoreActor:
         if self._link is not None:
             now = self._clock.now()
             sentence = self._patience.failed(self._link.failure, self._router_at, now)
-            if sentence:
+            if self._patience.given_up:
+                self._actor.feed(self._give_up)
+            elif sentence:
                 warn(sentence)
 
     def _execute(self, entry: Entry) -> None:

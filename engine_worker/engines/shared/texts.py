@@ -16,8 +16,14 @@ CUT = "\N{REPLACEMENT CHARACTER}"
 SEARCH_S = 0.25
 """For the patterns of one request after one token: one that backtracks without end must not hold
 the other requests up."""
-_CALL = regex.compile(r"(?<!\\)(?:\\\\)*\(\?(?:R|[-+]?[0-9]|&|P>)")
+_CALL = regex.compile(r"\(\?(?:R|[-+]?[0-9]|&|P>)")
 """Python's `re` has none, and one that calls itself without end heeds no limit of time."""
+_INERT = regex.compile(r"(?s)\\.|\(\?#[^)]*\)|\[\^?\]?(?:\\.|[^\]\\])*\]")
+"""What calls nothing, whatever it looks like: an escape, a comment, a class of characters."""
+_ESCAPE = regex.compile(r"(?s)\\.")
+_OTHER_SYNTAX = regex.compile(r"\(\?(?:[A-Za-z0-9]*[xV]|#[^)]*\\)")
+"""Flags by which comments begin with `#`, or classes hold classes, and comments with escapes: then
+only escapes are inert."""
 
 Decode = Callable[[Sequence[int]], str]
 
@@ -114,7 +120,8 @@ def compiled(pattern: str) -> Any:  # noqa: ANN401 - the package has no types
     Raises:
         ValueError: it is none; with the pattern.
     """
-    if _CALL.search(pattern):
+    inert = _ESCAPE if _OTHER_SYNTAX.search(pattern) else _INERT
+    if _CALL.search(inert.sub("_", pattern)):
         raise ValueError(f"{pattern[:100]!r}: a pattern cannot call a pattern")
     try:
         return regex.compile(pattern)

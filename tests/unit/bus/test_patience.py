@@ -22,6 +22,28 @@ def test_another_reason_is_told_at_once() -> None:
     assert "bring its router.pub here" in other
 
 
+def test_gives_up_when_keys_stay_wrong_for_too_long() -> None:
+    patience = Patience([KEYED], "a worker", key_patience_s=60.0)
+    patience.failed("unknown-key", KEYED, 1.0)
+    patience.failed("no-answer", KEYED, 30.0)
+    patience.failed("unknown-key", KEYED, 60.0)
+    assert not patience.given_up
+    patience.failed("no-answer", KEYED, 62.0)
+    assert not patience.given_up, "a router that is away may come back with other keys"
+    patience.failed("unknown-key", KEYED, 63.0)
+    assert "it was revoked or never let in" in patience.given_up
+    assert patience.given_up.endswith("given up after 60 s")
+
+
+def test_who_has_joined_once_waits_for_ever() -> None:
+    patience = Patience([KEYED], "a worker", key_patience_s=60.0)
+    patience.failed("unknown-key", KEYED, 1.0)
+    patience.joined(KEYED)
+    patience.failed("unknown-key", KEYED, 100.0)
+    patience.failed("unknown-key", KEYED, 1000.0)
+    assert not patience.given_up
+
+
 def test_what_is_lost_after_it_was_found_is_told_at_once() -> None:
     patience = Patience([ADDRESS], "a store")
     assert patience.failed("no-answer", ADDRESS, 1.0)

@@ -177,6 +177,21 @@ def test_goodbye_tells_an_engine_that_died_from_one_that_was_killed(bench: Bench
     assert _goodbyes(bench) == ["engine_crashed", "engine_killed"]
 
 
+def test_engine_that_has_failed_takes_the_worker_off_the_bus_before_its_process_ends(
+    bench: Bench,
+) -> None:
+    bench.generate("c/1")
+    bench.host(Entry("engine_failed", body=pack(EngineFailure("a kernel failed"))))
+    assert _goodbyes(bench) == ["engine_crashed: a kernel failed"]
+    assert not any(isinstance(each, StartHost) for each in bench.said.effects[1:])
+    bench.pass_time(1.0, heartbeats=False)
+    _dies(bench)
+    assert _goodbyes(bench) == ["engine_crashed: a kernel failed"]
+    assert isinstance(bench.said.effects[-1], StartHost)
+    bench.join()
+    assert [rid for rid, *_ in _suspects(bench)] == ["c/1"]
+
+
 def _suspects(bench: Bench) -> list[tuple[str, int, int]]:
     """Of all heartbeats since this was asked last."""
     heartbeats = [unpack(entry) for entry in bench.said.sent("beat")]

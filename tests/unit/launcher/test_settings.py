@@ -180,8 +180,8 @@ def test_a_standby_over_tcp_takes_the_ports_after_those_of_the_first(tmp_path: P
         )
     assert (first.frontend, first.backend) == ("tcp://127.0.0.1:7777", "tcp://127.0.0.1:7778")
     assert (second.frontend, second.backend) == ("tcp://127.0.0.1:7779", "tcp://127.0.0.1:7780")
-    assert first.pair == PairSettings(second.frontend, is_first=True)
-    assert second.pair == PairSettings(first.frontend, is_first=False)
+    assert first.pair == PairSettings(second.frontend, is_first=True, other_backend=second.backend)
+    assert second.pair == PairSettings(first.frontend, is_first=False, other_backend=first.backend)
 
 
 @pytest.mark.parametrize(

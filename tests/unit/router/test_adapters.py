@@ -1,10 +1,15 @@
 """Adapters of the weight store are brought to workers that join without them."""
 
+import random
+
+import pytest
+
 from rolloutbus.bus.wire.codec import unpack
 from rolloutbus.bus.wire.entry import Entry
 from rolloutbus.bus.wire.messages.control import Adapters, LoadLora, UnloadLora
 from rolloutbus.bus.wire.messages.endings import Done, Problem
 from rolloutbus.bus.wire.messages.weights import RecordCommit
+from rolloutbus.router.context import lacking
 from tests.unit.router.harness import Bus, SimStore, SimWorker
 
 BULK = "tcp://127.0.0.1:9"
@@ -128,3 +133,57 @@ def test_what_the_store_does_not_keep_is_brought_to_nobody() -> None:
     gone: Entry = store.heard_one("record_commit")
     store.end(gone, "failed", Problem("version_unavailable", "not here", "not_started"))
     assert _able(bus, "w1").take("load_lora") == []
+
+
+def _answers(worker: SimWorker, has: dict[str, int], *, fails: bool) -> None:
+    """Do what it was told, or fail at it; `has` is what its engine holds."""
+    for kind in ("load_lora", "unload_lora"):
+        for command in worker.take(kind):
+            body = unpack(command)
+            if isinstance(body, LoadLora) and fails:
+                worker.end(command, "failed", NO_ROOM)
+                continue
+            if isinstance(body, LoadLora):
+                has[body.name] = body.version
+            elif isinstance(body, UnloadLora):
+                has.pop(body.name, None)
+            worker.end(command, body=Adapters(dict(has)))
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_workers_that_lack_an_adapter_are_those_that_a_look_at_all_finds(seed: int) -> None:
+    rng = random.Random(seed)
+    bus = Bus()
+    store, client = bus.store(adapters=KEPT), bus.client()
+    workers: dict[str, tuple[SimWorker, dict[str, int]]] = {}
+    context = bus.core.context
+    for n in range(60):
+        match rng.choice(["join", "leave", "load", "unload", "wait"]):
+            case "join":
+                has = {name: 2 for name in ("judge", "style") if rng.random() < 0.5}
+                workers[f"w{n}"] = (_able(bus, f"w{n}", **has), has)
+            case "leave" if workers:
+                workers.pop(rng.choice([*workers]))[0].is_alive = False
+                bus.advance(4)
+            case "load" if workers:
+                ask, target = LoadLora("style", rng.randint(1, 3), bulk=BULK), [*workers]
+                client.ask("load_lora", ask, f"worker:{rng.choice(target)}")
+            case "unload" if workers:
+                client.ask("unload_lora", UnloadLora("style"), f"worker:{rng.choice([*workers])}")
+            case _:
+                bus.advance(rng.choice([0.5, 31.0]))
+        for worker, has in workers.values():
+            _answers(worker, has, fails=rng.random() < 0.2)
+        for command in store.take("record_commit"):
+            store.end(command, body=Done())
+        bus.advance(0.6)  # a tick at least
+        found = {each.name for each in context.members.workers() if lacking(context, each)}
+        assert found <= context.may_lack.keys()
+    for _ in range(100):
+        for worker, has in workers.values():
+            _answers(worker, has, fails=False)
+        for command in store.take("record_commit"):
+            store.end(command, body=Done())
+        bus.advance(1)
+    assert not [each for each in context.members.workers() if lacking(context, each)]
+    assert not context.may_lack, "ticks look at nobody"

@@ -3,13 +3,17 @@
 import random
 from pathlib import Path
 
+import pytest
+
 from rolloutbus.bus.wire.codec import pack
 from rolloutbus.bus.wire.entry import Entry, Placement
 from rolloutbus.bus.wire.messages.control import Pause, Resume
 from rolloutbus.bus.wire.messages.endings import Problem
 from rolloutbus.bus.wire.messages.generation import Generate, SamplingParams
 from rolloutbus.bus.wire.messages.weights import Settled
+from rolloutbus.bus.wire.versions import VersionRule
 from rolloutbus.router.events import Returned
+from rolloutbus.router.members.eligibility import Eligibility
 from rolloutbus.router.members.records import MemberRecord, Reason
 from tests.unit.router.harness import Bus, SimWorker
 from tests.unit.router.update_steps import prepare, publish
@@ -235,6 +239,47 @@ def test_only_what_blocks_a_worker_keeps_it_from_the_tables(rng: random.Random) 
         change(record, reason)
         assert (eligibility.workers("default") == []) == bool(record.blocked_by)
         assert (record.free_index >= 0) == (not record.blocked_by)
+
+
+def _free_by_version(eligibility: Eligibility) -> dict[int, set[str]]:
+    free = eligibility.free.get("default")
+    found = {} if free is None else free.by_version
+    return {version: {each.name for each in workers} for version, workers in found.items()}
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_what_is_kept_by_version_is_what_a_look_at_all_workers_finds(seed: int) -> None:
+    rng = random.Random(seed)
+    bus = Bus(seed=seed)
+    workers, client = [bus.worker(f"w{n}", slots=1) for n in range(6)], bus.client()
+    context = bus.core.context
+    rules = [None, VersionRule("min", 1), VersionRule("min", 3), VersionRule("exact", 2)]
+    for _ in range(200):
+        worker = rng.choice(workers)
+        record = context.members.named(worker.name)
+        assert record is not None
+        match rng.choice(["version", "blocks", "unblocks", "asks", "ends"]):
+            case "version":
+                worker.version = rng.randrange(4)
+                worker.heartbeat()
+            case "blocks":
+                context.eligibility.block(record, Reason.TRIPPED)
+            case "unblocks":
+                context.eligibility.unblock(record, Reason.TRIPPED)
+            case "asks":
+                client.generate(versions=rng.choice(["any", "min:1", "exact:2"]))
+            case _:
+                for command in worker.take("generate"):
+                    worker.end(command, "failed", _NOT_READY)
+        fit = [each for each in context.members.workers("default") if not each.blocked_by]
+        roomy: dict[int, set[str]] = {}
+        for each in fit:
+            if len(each.requests) < each.capacity:
+                roomy.setdefault(each.version, set()).add(each.name)
+        assert _free_by_version(context.eligibility) == roomy
+        for rule in rules:
+            is_served = any(rule is None or rule.accepts(each.version, 0) for each in fit)
+            assert context.eligibility.can_serve("default", rule, 0) == is_served
 
 
 def test_each_reason_has_a_sentence_of_its_own() -> None:

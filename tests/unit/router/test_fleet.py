@@ -1,9 +1,15 @@
 """Commands to members: one result from each, and who stayed silent."""
 
+import pytest
+
+from rolloutbus.bus.wire.codec import pack, unpack
+from rolloutbus.bus.wire.commands import COMMAND_OF
+from rolloutbus.bus.wire.entry import Entry
 from rolloutbus.bus.wire.limits import CHUNK_BYTES, MAX_BODY_BYTES
-from rolloutbus.bus.wire.messages.control import Pause, Resume, ServerInfo
+from rolloutbus.bus.wire.messages.control import FlushCache, Pause, Resume, SaveWeights, ServerInfo
 from rolloutbus.bus.wire.messages.endings import Done, Problem
 from rolloutbus.bus.wire.messages.generation import Repair, Repaired
+from rolloutbus.bus.wire.messages.membership import Goodbye
 from rolloutbus.bus.wire.messages.weights import Chunk, Reserved, ReserveVersion, Tensor
 from tests.unit.router.harness import Bus
 
@@ -51,6 +57,39 @@ def test_lost_worker_is_silent_at_once() -> None:
     worker.is_alive = False
     bus.advance(4)
     assert client.outcome().silent == ["w0"]
+
+
+@pytest.mark.parametrize(
+    ("body", "outcome"),
+    [(FlushCache(), "failed"), (SaveWeights("out", "now", "safetensors"), "unknown")],
+)
+def test_worker_whose_engine_dies_has_failed_at_once(
+    body: FlushCache | SaveWeights, outcome: str
+) -> None:
+    bus = Bus()
+    worker, client = bus.worker(), bus.client()
+    client.ask(COMMAND_OF[type(body)], body, "worker:w0", deadline_s=300)
+    worker.say(
+        Entry(
+            "goodbye",
+            epoch=worker.epoch,
+            body=pack(Goodbye("engine_crashed: RuntimeError: a kernel failed")),
+        )
+    )
+    (result,) = client.outcome().results
+    problem = unpack(Entry(result.kind, body=result.body))
+    assert isinstance(problem, Problem)
+    assert (problem.code, problem.outcome) == ("engine_died", outcome)
+    assert problem.message.startswith("its engine crashed: RuntimeError: a kernel failed; ")
+
+
+def test_fleets_pause_is_brought_to_a_worker_whose_engine_dies_meanwhile() -> None:
+    bus = Bus()
+    worker, client = bus.worker(), bus.client()
+    client.ask("pause", Pause(), "fleet", deadline_s=300)
+    worker.say(Entry("goodbye", epoch=worker.epoch, body=pack(Goodbye("engine_killed"))))
+    outcome = client.outcome()
+    assert (outcome.results, outcome.silent) == ([], [])
 
 
 def test_workers_own_refusal_is_a_result() -> None:

@@ -87,6 +87,20 @@ def test_a_member_that_has_another_list_is_handed_it_again_and_one_that_has_it_i
     assert worker.take_body("allow_list") == handed_over
 
 
+def test_a_list_on_its_way_is_not_sent_again_with_each_heartbeat(bus: Bus) -> None:
+    worker = FarWorker(bus)
+    worker.hello()
+    n_heartbeats = 60
+    for _ in range(n_heartbeats):  # of half a minute, all without the list
+        bus.advance(0.5)
+        worker.heartbeat()
+    handed_over = worker.take("allow_list")
+    leases = bus.core.context.settings.leases
+    assert 1 < len(handed_over) <= 4 + n_heartbeats * 0.5 / leases.resend_max_s
+    bus.apply(bus.core.handle(KeysChanged(LONGER), bus.now))
+    assert worker.take_body("allow_list") == handed(LONGER)
+
+
 def test_clients_and_members_of_an_older_protocol_are_handed_nothing(bus: Bus) -> None:
     worker = FarWorker(bus, protocol=(1, 2))
     worker.hello()

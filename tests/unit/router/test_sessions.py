@@ -1,6 +1,7 @@
 """Sessions that were opened: who gets a place, who keeps it, who goes first."""
 
 import math
+import random
 
 import pytest
 
@@ -9,6 +10,7 @@ from rolloutbus.bus.wire.entry import Entry
 from rolloutbus.bus.wire.errors import LocalProtocolError
 from rolloutbus.bus.wire.messages.generation import Abort, OpenSession
 from rolloutbus.bus.wire.messages.membership import Goodbye
+from rolloutbus.router.members.records import Reason
 from rolloutbus.router.requests.record import SESSION_LIFE, SessionRecord
 from tests.unit.router.harness import Bus
 from tests.unit.router.session_bench import (
@@ -287,3 +289,41 @@ def test_an_event_without_meaning_changes_nothing() -> None:
         session.advance("rested twice")
     assert session.state == "held"
     assert set(SESSION_LIFE) == {"held", "active", "resting", "gone"}
+
+
+def _roomy(bus: Bus) -> dict[str, float]:
+    """Workers with room for a session -> how full they are, by a look at all of them."""
+    held, per_slot = sessions(bus), bus.core.context.settings.sessions_per_slot
+    return {
+        each.name: held.get(each.name, 0) / each.slots
+        for each in bus.core.context.members.workers("default")
+        if not each.blocked_by and held.get(each.name, 0) < max(1, int(each.slots * per_slot))
+    }
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_a_session_opens_where_a_look_at_all_workers_finds_most_room(seed: int) -> None:
+    rng = random.Random(seed)
+    bus = Bus(seed=seed)
+    client, workers, names = bus.client(), [bus.worker("w0", slots=1)], list[str]()
+    for n in range(1, 120):
+        record = rng.choice(bus.core.context.members.workers() or [None])
+        match rng.choice(
+            ["joins", "is_lost", "is_blocked", "is_unblocked", *["opens"] * 4, "ends"]
+        ):
+            case "joins" if len(workers) < 8:
+                workers.append(bus.worker(f"w{n}", slots=rng.randint(1, 3)))
+            case "is_lost" if len(workers) > 2:
+                workers.pop(rng.randrange(len(workers))).is_alive = False
+                bus.advance(4)
+            case "is_blocked" if record is not None:
+                bus.core.context.eligibility.block(record, Reason.TRIPPED)
+            case "is_unblocked" if record is not None:
+                bus.core.context.eligibility.unblock(record, Reason.TRIPPED)
+            case "ends" if names:
+                closed(client, names.pop(rng.randrange(len(names))))
+            case "opens" if room := _roomy(bus):
+                names.append(f"s{n}")
+                assert room[opened(client, names[-1], lease_s=HOUR_S)] == min(room.values())
+            case _:
+                continue

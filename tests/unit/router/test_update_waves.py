@@ -77,7 +77,8 @@ def test_lost_worker_does_not_hold_up_the_next_wave() -> None:
     commit(workers[1])
     record(store)
     problems = {each.worker: each.problem for each in published(client).workers}
-    assert problems == {"w0": "silent during commit_update", "w1": ""}
+    why = "silent during commit_update: it was lost (lease expired)"
+    assert problems == {"w0": why, "w1": ""}
 
 
 def test_worker_lost_before_its_wave_is_noted() -> None:

@@ -110,7 +110,10 @@ def test_silent_worker_does_not_stop_an_update_that_needs_any() -> None:
     record(store)
     commit(good)
     problems = {each.worker: each.problem for each in published(client).workers}
-    assert problems == {"w0": "", "w1": "silent during prepare_update"}
+    assert problems == {
+        "w0": "",
+        "w1": "silent during prepare_update: it was lost (lease expired)",
+    }
 
 
 @pytest.mark.parametrize(

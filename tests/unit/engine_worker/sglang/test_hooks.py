@@ -2,7 +2,7 @@
 
 import os
 import sys
-import time
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import dataclass, field
@@ -61,15 +61,21 @@ class Host:
 
     messages: list[Message] = field(default_factory=list[Message])
     n_gone: int = 0
+    changed: threading.Condition = field(default_factory=threading.Condition)
+
+    def take(self, message: Message, _: object) -> None:
+        """Called by the listener's thread."""
+        with self.changed:
+            self.messages.append(message)
+            self.changed.notify_all()
 
     def gone(self) -> None:
         self.n_gone += 1
 
     def heard(self, n_schedulers: int = 1) -> Message:
         """The only thing that a scheduler told."""
-        until = time.monotonic() + WAIT_S
-        while len(self.messages) < n_schedulers and time.monotonic() < until:
-            time.sleep(0.001)
+        with self.changed:
+            self.changed.wait_for(lambda: len(self.messages) >= n_schedulers, WAIT_S)
         assert len(self.messages) == n_schedulers
         return self.messages[-1]
 
@@ -77,7 +83,7 @@ class Host:
 @pytest.fixture
 def host(monkeypatch: pytest.MonkeyPatch) -> Iterator[Host]:
     host = Host()
-    listener = TapListener(lambda message, _: host.messages.append(message), host.gone)
+    listener = TapListener(host.take, host.gone)
     monkeypatch.setenv(PATH_VARIABLE, listener.path)
     monkeypatch.setenv(COARSE_VARIABLE, "4")
     monkeypatch.setenv(PREFIX_VARIABLE, "1")

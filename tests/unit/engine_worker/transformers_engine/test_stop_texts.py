@@ -65,6 +65,13 @@ CALLS = [
     "(?P<x>a*(?&x))",
     "(?P<x>a*(?P>x))",
     r"\\(?0)",
+    "(?#[)(a?(?1))(?#])",
+    r"\[(a?(?1))\]",
+    "[^]](a?(?1))[]]",
+    "(?x)(a?(?1)) # [\n # ]",
+    "(?x)# [\n(a?(?1))# ]",
+    "(?V1)[[a]](a?(?1))",
+    r"(?#\)[)(a?(?1))(?#])",
 ]
 """They take seconds, whatever limit is set."""
 
@@ -75,7 +82,13 @@ def test_a_pattern_that_is_none_is_named(pattern: str) -> None:
         StopTexts(decode, [], [pattern])
 
 
-@pytest.mark.parametrize("pattern", [r"a\(?1", r"(a)(?(1)b)", "(?P<R>a)(?P=R)?"])
+@pytest.mark.parametrize(
+    "pattern",
+    [
+        *(r"a\(?1", r"(a)(?(1)b)", "(?P<R>a)(?P=R)?"),
+        *("a[(?1]?", "a[](?R)]?", "a[^](?R)]?", r"a[\](?1]?", "a(?#(?R)"),
+    ],
+)
 def test_what_only_looks_like_a_call_is_a_pattern(pattern: str) -> None:
     assert StopTexts(decode, [], [pattern])(encode("aab a1")) is True
 
