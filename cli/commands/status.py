@@ -23,6 +23,7 @@ from rolloutbus.cli.terminal import (
     fail,
     print_json,
     run,
+    table_width,
 )
 from rolloutbus.cli.verbs import Verbs
 from rolloutbus.launcher.discovery import RunningFleet, running_fleets
@@ -97,7 +98,7 @@ async def _print_json(address: str, key: str, interval_s: float) -> None:
 
 
 async def _print_table(address: str, key: str, interval_s: float) -> None:
-    console = Console()
+    console = Console(width=table_width())
     async with connected(address, key) as client:
         if not interval_s:
             console.print(report(await client.status()))
@@ -186,7 +187,7 @@ def ls(as_json: AsJson = False) -> None:
     if as_json:
         print_json(fleets)
     elif fleets:
-        Console().print(_fleets(fleets))
+        Console(width=table_width()).print(_fleets(fleets))
     else:
         sys.stderr.write("no fleet of yours runs here\n")
 
