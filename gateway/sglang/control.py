@@ -61,7 +61,7 @@ class ControlApi:
         for path, answer, methods in (
             *((f"/{name}", telling_success(self.command), ["POST"]) for name in SENTENCES),
             ("/flush_cache", self.flush_cache, ["GET", "POST"]),
-            ("/health", self.health, ["GET"]),
+            ("/health", self.health, ["GET", "HEAD"]),
             ("/health_generate", self.health_generate, ["GET"]),
             ("/server_info", self.server_info, ["GET"]),
             ("/get_server_info", self.server_info, ["GET"]),

@@ -406,6 +406,11 @@ async def test_pause_that_aborts_ends_what_runs_here_with_what_it_has(
     await idle(client)
 
 
+async def test_a_balancer_may_ask_for_the_head_of_health_alone(served: Gateway) -> None:
+    reply = await served.ask("HEAD", "/health")
+    assert (reply.status, reply.body) == (200, b"")
+
+
 async def test_fleet_tells_of_itself(served: Gateway) -> None:
     assert (await served.ask("GET", "/health_generate")).status == 200
     info = (await served.ask("GET", "/server_info")).json
