@@ -96,7 +96,7 @@ class FleetSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
     gpus: Sequence[Sequence[int]] = ()
     """GPUs of each worker, as this process numbers them: w0 has the first group, w1 the second one,
     and there can be no more workers than groups. Empty: SGLang's engines take theirs one after the
-    other, those of transformers the first one."""
+    other, those of transformers the first one, or the CPU where there is none."""
     env: Mapping[str, str] = msgspec.field(default_factory=dict[str, str])
     """Variables of the environment of workers and their engines, beside those of this process."""
     python: str | os.PathLike[str] = ""
