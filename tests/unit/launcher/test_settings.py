@@ -20,6 +20,7 @@ from rolloutbus.router.settings import PairSettings, RouterSettings
         ({"model": "/nowhere/at/all"}, "model: /nowhere/at/all is not a directory"),
         ({}, "model: the transformers engine needs"),
         ({"engine": "fake", "workers": 0}, "workers: at least 1"),
+        ({"engine": "fake", "policy": "a b"}, "policy: 'a b' is no name"),
         ({"engine": "magic"}, "'magic' is not one of transformers, sglang, fake"),
         ({"engine": "fake", "transport": "udp"}, "'udp' is not one of ipc, tcp"),
         ({"engine": "fake", "engine_options": {"slotz": 1}}, "engine_options: .*slotz"),
