@@ -36,8 +36,6 @@ CONNECT_TIMEOUT_S = 3.0
 REFUSED_S = 1.0
 """How long a refused connection is tried again."""
 REFUSED_LOOK_S = 0.1
-NO_EDGE = 10_000
-"""Columns; no table is as wide."""
 
 T = TypeVar("T")
 
@@ -104,11 +102,6 @@ def print_json(value: object, enc_hook: Callable[[Any], Any] | None = None) -> N
     """One line on stdout."""
     sys.stdout.write(msgspec.json.encode(value, enc_hook=enc_hook).decode() + "\n")
     sys.stdout.flush()
-
-
-def table_width() -> int | None:
-    """Columns that a table may take; None: those of the terminal. A pipe or a file has no edge."""
-    return None if sys.stdout.isatty() else NO_EDGE
 
 
 def harmless(text: str) -> str:

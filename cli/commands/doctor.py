@@ -13,7 +13,7 @@ from rich.text import Text
 
 from rolloutbus.cli.fleet_check import fleet_findings
 from rolloutbus.cli.options import AsJson, YourKey, example, not_empty
-from rolloutbus.cli.terminal import ExitStatus, print_json, run, table_width
+from rolloutbus.cli.terminal import ExitStatus, print_json, run
 from rolloutbus.cli.verbs import Verbs
 from rolloutbus.engine_worker.engines.survey.machine import Finding
 from rolloutbus.launcher.plan import environment, python
@@ -56,7 +56,7 @@ def doctor(
     if as_json:
         print_json(findings)
     else:
-        Console(width=table_width()).print(report(findings))
+        Console().print(report(findings))
     if any(each.state == "failed" for each in findings):
         raise typer.Exit(ExitStatus.FAILED)
 

@@ -23,13 +23,15 @@ from rolloutbus.cli.terminal import (
     fail,
     print_json,
     run,
-    table_width,
 )
 from rolloutbus.cli.verbs import Verbs
 from rolloutbus.launcher.discovery import RunningFleet, running_fleets
 
 STATE_STYLES = {"ready": "green", "updating": "cyan", "paused": "yellow", "asleep": "yellow"}
 """States in which a worker is as it should be; any other one is red."""
+
+NO_EDGE = 10_000
+"""Columns; no table is as wide."""
 
 app = Verbs()
 
@@ -98,7 +100,7 @@ async def _print_json(address: str, key: str, interval_s: float) -> None:
 
 
 async def _print_table(address: str, key: str, interval_s: float) -> None:
-    console = Console(width=table_width())
+    console = Console()
     async with connected(address, key) as client:
         if not interval_s:
             console.print(report(await client.status()))
@@ -187,7 +189,8 @@ def ls(as_json: AsJson = False) -> None:
     if as_json:
         print_json(fleets)
     elif fleets:
-        Console(width=table_width()).print(_fleets(fleets))
+        # An address is to be copied whole; a pipe or a file has no edge.
+        Console(width=None if sys.stdout.isatty() else NO_EDGE).print(_fleets(fleets))
     else:
         sys.stderr.write("no fleet of yours runs here\n")
 

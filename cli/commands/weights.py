@@ -13,7 +13,7 @@ from rich.text import Text
 from rolloutbus.bus.weights.tensor_files import header_of
 from rolloutbus.bus.wire.messages.weights import Tensor
 from rolloutbus.cli.options import Address, AsJson, Deadline, YourKey, example
-from rolloutbus.cli.terminal import ExitStatus, ask, fail, print_json, table_width
+from rolloutbus.cli.terminal import ExitStatus, ask, fail, print_json
 from rolloutbus.cli.verbs import Verbs
 from rolloutbus.trainer_adapter.client.client import RolloutClient
 from rolloutbus.trainer_adapter.client.weight_queries import (
@@ -55,7 +55,7 @@ def check(
     if as_json:
         print_json(as_plain(report))
     else:
-        Console(highlight=False, width=table_width()).print(as_table(report))
+        Console(highlight=False).print(as_table(report))
     if not report.is_ok:
         raise typer.Exit(ExitStatus.FAILED)
 
