@@ -213,11 +213,15 @@ def _described(function: FunctionType, signature: inspect.Signature, *, is_metho
     )
 
 
+def shown(value: object) -> str:
+    """A value in a sentence: itself if it is short, else its type."""
+    text = repr(value)
+    is_plain = len(text) <= MAX_SHOWN_CHARS and not text.startswith("<")
+    return text if is_plain else f"a value of type {type(value).__name__}"
+
+
 def _wrong_value(call: _Call, name: str, value: object) -> BusError:
-    shown = repr(value)
-    if len(shown) > MAX_SHOWN_CHARS or shown.startswith("<"):
-        shown = f"a value of type {type(value).__name__}"
-    message = f"{name} is {shown}; it must be {call.kinds[name].wanted}"
+    message = f"{name} is {shown(value)}; it must be {call.kinds[name].wanted}"
     if isinstance(value, str):
         meant = RENAMED.get((name, value)) or MEANT.get(value, "!")
         if meant in call.kinds[name].wanted:

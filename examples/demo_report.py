@@ -17,6 +17,7 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
+from rolloutbus.errors import SettingsError
 from rolloutbus.types import WorkerStatus
 
 # pyright: reportUnknownMemberType=false
@@ -107,13 +108,21 @@ class DemoDirectory:
     """`runs/<time>/` of one run."""
 
     def __init__(self, parent: Path, seed: int) -> None:
+        """Make it.
+
+        Raises:
+            SettingsError: nothing can be written there.
+        """
         name = f"{datetime.now().astimezone():%Y%m%d-%H%M%S}-seed{seed}"
-        parent.mkdir(parents=True, exist_ok=True)
-        for number in count(1):
-            self.path = parent / (name if number == 1 else f"{name}-{number}")
-            with suppress(FileExistsError):  # another run began in the same second
-                self.path.mkdir()
-                break
+        try:
+            parent.mkdir(parents=True, exist_ok=True)
+            for number in count(1):
+                self.path = parent / (name if number == 1 else f"{name}-{number}")
+                with suppress(FileExistsError):  # another run began in the same second
+                    self.path.mkdir()
+                    break
+        except OSError as error:
+            raise SettingsError(f"output: cannot write {parent}: {error.strerror}") from error
         self._metrics = self.path / "metrics.jsonl"
 
     def write_config(self, config: dict[str, Any]) -> None:

@@ -3,6 +3,8 @@
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, cast
 
+from fastapi import Request
+
 from rolloutbus.bus.wire.errors import Refused
 from rolloutbus.bus.wire.messages.endings import Problem, bad_request
 from rolloutbus.bus.wire.near_names import nearest
@@ -74,6 +76,10 @@ ENGINE_ROUTES: Mapping[str, EngineRoute] = {
 }
 
 
+READS = frozenset({"server_info", "get_server_info", "get_load"})
+"""Those that change nothing, so that a GET may ask for them."""
+
+
 def engine_route(path: str) -> EngineRoute:
     """Look up a route by its path without slashes.
 
@@ -99,6 +105,19 @@ def check_fields(body: Json, known: tuple[str, ...]) -> None:
         if name not in known:
             there = f"there are {', '.join(known)}" if known else "send none"
             message = f"there is no field {name[:64]!r} here; {there}"
+            raise Refused(bad_request(name[:64], message))
+
+
+def check_query(request: Request, *known: str) -> None:
+    """Refuse a request with a query parameter that is not known.
+
+    Raises:
+        Refused: `.field` names it.
+    """
+    for name in request.query_params:
+        if name not in known:
+            there = f"there are {', '.join(known)}" if known else "send none"
+            message = f"there is no parameter {name[:64]!r} in the address; {there}"
             raise Refused(bad_request(name[:64], message))
 
 

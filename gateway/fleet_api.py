@@ -8,11 +8,12 @@ from typing import Any
 
 import msgspec
 from fastapi import APIRouter, Request, Response
+from starlette.exceptions import HTTPException
 
 from rolloutbus.bus.actor.ref import FLEET
 from rolloutbus.bus.wire.errors import BusError, RequestError
 from rolloutbus.bus.wire.messages.control import FleetStatus, ServerFacts, WorkerStatus
-from rolloutbus.gateway.engine_routes import engine_route
+from rolloutbus.gateway.engine_routes import READS, check_query, engine_route
 from rolloutbus.gateway.exchange import Json, as_json, body_of, while_connected
 from rolloutbus.gateway.models import DEFAULT_POLICY
 from rolloutbus.gateway.problems import headers_of, status_of
@@ -60,6 +61,7 @@ class FleetApi:
 
     async def workers(self, request: Request) -> Response:
         """`GET /v1/rl/workers`: every worker, its engine and the version it attests."""
+        check_query(request)
         rows = await while_connected(request, self._rows())
         return as_json({"protocol_version": PROTOCOL_VERSION, "workers": rows})
 
@@ -69,10 +71,11 @@ class FleetApi:
         return as_json(_row_of(rows, request.path_params["worker"]))
 
     async def call(self, request: Request) -> Response:
-        """`GET|POST /v1/rl/workers/{id}/engine/{path}`: sends one worker a command.
+        """`POST /v1/rl/workers/{id}/engine/{path}`: sends one worker a command; GET asks it.
 
         The reply has the status that the worker's own answer would have over HTTP.
         """
+        check_query(request)
         name = request.path_params["worker"]
         row = _row_of(await self._rows(with_facts=False), name)
         outcomes = await while_connected(request, self._sent(request, [row["id"]]))
@@ -80,11 +83,12 @@ class FleetApi:
         return as_json({"worker_id": name, **outcome}, outcome["status"])
 
     async def fanout(self, request: Request) -> Response:
-        """`GET|POST /v1/rl/engine/{path}?selector=…`: sends the selected workers a command.
+        """`POST /v1/rl/engine/{path}?selector=…`: sends the selected workers a command; GET asks.
 
         207 if some did not do it; they stand in `failed`. All workers at once are the fleet: a
         pause then holds for workers that join later, too.
         """
+        check_query(request, "selector")
         rows = await self._rows(with_facts=False)
         chosen = selected(rows, request.query_params.get("selector", ""))
         names = [row["id"] for row in chosen]
@@ -114,7 +118,10 @@ class FleetApi:
         self, request: Request, names: Sequence[str], *, is_fleet: bool = False
     ) -> dict[str, Json]:
         """Returns each chosen worker's outcome, after all have answered."""
-        send = engine_route(request.path_params["path"].strip("/"))
+        path = request.path_params["path"].strip("/")
+        send = engine_route(path)
+        if request.method == "GET" and path not in READS:  # no link may pause a worker
+            raise HTTPException(HTTPStatus.METHOD_NOT_ALLOWED)
         body = await body_of(request, self._settings.max_body_bytes)
         begun = time.monotonic()
         targets = [FLEET] if is_fleet else names

@@ -21,6 +21,7 @@ from rolloutbus.bus.wire.errors import SettingsError
 from rolloutbus.gateway.app import gateway_app
 from rolloutbus.gateway.keys.http_keys import HttpKey, read_http_keys
 from rolloutbus.gateway.keys.keyed_app import KeyedApp
+from rolloutbus.gateway.keys.keyless_app import KeylessApp
 from rolloutbus.gateway.live.open_page import OpenPages
 from rolloutbus.gateway.settings import GatewaySettings
 from rolloutbus.gateway.sglang.labels import WeightLabels
@@ -148,7 +149,8 @@ class _Fronts:
             PeerLost: no router answered in time.
         """
         if not self._keys:
-            return await self._connected("gateway", self._settings.key_file, stack)
+            app = await self._connected("gateway", self._settings.key_file, stack)
+            return KeylessApp(app)
         return KeyedApp(
             {
                 each.sha256: await self._connected(f"gateway-{each.name}", each.key_file, stack)

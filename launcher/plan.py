@@ -376,7 +376,7 @@ class FleetPlan:
         """One worker, which has a place, and joins at `backend`."""
         place = self.places[name]
         settings = self.worker_settings(name, backend)
-        options = self._after_other_gpus(place, settings.engine_options)
+        options = self._on_its_gpus(place, settings.engine_options)
         spec = self._spec(
             name,
             "rolloutbus.engine_worker",
@@ -409,7 +409,10 @@ class FleetPlan:
             exit_with_parent=True,
         )
 
-    def _after_other_gpus(self, place: WorkerPlace, options: dict[str, Any]) -> dict[str, Any]:
+    def _on_its_gpus(self, place: WorkerPlace, options: dict[str, Any]) -> dict[str, Any]:
+        if self._settings.engine == "transformers" and place.gpus:
+            # By itself it would take the CPU where torch finds no GPU, without a word.
+            return {"device": "cuda", **options}
         # An engine with a group of its own sees no other GPUs.
         if self._settings.engine != "sglang" or self._is_on_cpu or place.gpus:
             return options

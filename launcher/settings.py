@@ -16,6 +16,7 @@ from rolloutbus.bus.strict_calls import nearest
 from rolloutbus.bus.transport.endpoints import is_local, is_wildcard, port_of, split_key
 from rolloutbus.bus.wire.errors import SettingsError
 from rolloutbus.bus.wire.limits import MAX_MEMBERS
+from rolloutbus.bus.wire.validation import check_name
 from rolloutbus.engine_worker.engines.fake.settings import FakeSettings
 from rolloutbus.engine_worker.engines.sglang.settings import SglangSettings, n_gpus, named
 from rolloutbus.engine_worker.engines.transformers.settings import TransformersSettings
@@ -96,7 +97,7 @@ class FleetSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
     gpus: Sequence[Sequence[int]] = ()
     """GPUs of each worker, as this process numbers them: w0 has the first group, w1 the second one,
     and there can be no more workers than groups. Empty: SGLang's engines take theirs one after the
-    other, those of transformers the first one."""
+    other, those of transformers the first one, or the CPU where there is none."""
     env: Mapping[str, str] = msgspec.field(default_factory=dict[str, str])
     """Variables of the environment of workers and their engines, beside those of this process."""
     python: str | os.PathLike[str] = ""
@@ -165,6 +166,8 @@ class FleetSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
         _check_types(self)
         if self.workers < 1:
             raise SettingsError("workers: at least 1 is needed")
+        if (problem := check_name(self.policy)) is not None:
+            raise SettingsError(f"policy: {problem.message}")
         check_not_too_many(self.workers)
         for name in ("start_timeout_s", "sessions_per_slot"):
             if not 0 < getattr(self, name) < math.inf:

@@ -103,6 +103,8 @@ class ClientCommands:
     def abort_policy(self, client: ClientRecord, entry: Entry, _now: float) -> None:
         """Stop the requests of all clients for a policy; clients are told, and do not resume them.
 
+        A policy that nobody serves and nobody asks for is refused: its name may be misspelt.
+
         Raises:
             RemoteProtocolError: the body breaks its type.
         """
@@ -110,6 +112,11 @@ class ClientCommands:
         for each in self._context.clients:
             self._context.to_client(each.name, Entry("policy_aborted", body=entry.body))
         n_aborted = self._dispatcher.abort_policy(body.policy)
+        known = self._context.known_policies()
+        if not n_aborted and known and body.policy not in known:
+            problem = self._dispatcher.strangeness(body.policy, "policy")
+            self._context.refuse(client.name, entry.rid, problem)
+            return
         self._context.count("policies_aborted")
         self._context.finish(client.name, entry.rid, pack(Aborted(n_aborted)))
 

@@ -368,7 +368,7 @@ class Dispatcher:
         committed = self._context.committed_of(policy)
         is_served = self._context.eligibility.can_serve(policy, request.rule, committed)
         if policy in self._strange_since:
-            problem = self._strangeness(policy)
+            problem = self.strangeness(policy)
         elif request.place.worker:
             problem = absence_of(self._context, request.place)
             problem = problem or lateness_of(self._context, request)
@@ -380,11 +380,11 @@ class Dispatcher:
         self._context.refuse(request.client, request.rid, problem, kind)
         self._table.forget(request)
 
-    def _strangeness(self, policy: str) -> Problem:
+    def strangeness(self, policy: str, field: str = "place.policy") -> Problem:
         """The error for a policy that no worker serves; the name may be misspelt."""
         known = _some([repr(each) for each in sorted(self._context.known_policies())])
         message = f"no worker of policy {policy!r} is here or expected; there are {known}"
-        return refusal("unknown_policy", message, "place.policy")
+        return refusal("unknown_policy", message, field)
 
     def _who_is_there(self, request: Request) -> str:
         """Why no worker of the policy took a request, for the error of a client that waited."""

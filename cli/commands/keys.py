@@ -25,6 +25,7 @@ from rolloutbus.bus.security.principals import Principal, Role
 from rolloutbus.bus.security.zmq_curve import new_key_pair
 from rolloutbus.bus.transport.endpoints import is_local_router
 from rolloutbus.bus.wire.errors import PeerLost, SettingsError
+from rolloutbus.bus.wire.validation import check_name
 from rolloutbus.cli.options import AsJson, Deadline, example, not_empty
 from rolloutbus.cli.terminal import ExitStatus, Unreachable, checked, fail, print_json, run
 from rolloutbus.cli.verbs import Verbs
@@ -75,13 +76,24 @@ def new(
     as_json: AsJson = False,
 ) -> None:
     """Make a key pair: NAME.key, for its owner's eyes only, and NAME.pub. Prints the public key."""
-    pair = new_key_pair(name)
+    pair = new_key_pair(checked(lambda: _bus_name(name)))
     file = directory / f"{name}.key"
     checked(lambda: write_key_pair(file, pair))
     if as_json:
         print_json({"name": name, "key": pair.public, "file": str(file)})
     else:
         _say(pair.public)
+
+
+def _bus_name(name: str) -> str:
+    """The name; its key's actors are named after it, so SettingsError: none can be."""
+    directory, slash, last = name.rpartition("/")
+    if slash:
+        raise SettingsError(f"{name!r} is a path, no name: say {last or 'NAME'} --dir {directory}/")
+    problem = check_name(name)
+    if problem is not None:
+        raise SettingsError(problem.message)
+    return name
 
 
 @keys.command(epilog=example("rolloutbus keys show trainer-a.key"))

@@ -30,6 +30,9 @@ from rolloutbus.launcher.discovery import RunningFleet, running_fleets
 STATE_STYLES = {"ready": "green", "updating": "cyan", "paused": "yellow", "asleep": "yellow"}
 """States in which a worker is as it should be; any other one is red."""
 
+NO_EDGE = 10_000
+"""Columns; no table is as wide."""
+
 app = Verbs()
 
 
@@ -186,7 +189,8 @@ def ls(as_json: AsJson = False) -> None:
     if as_json:
         print_json(fleets)
     elif fleets:
-        Console().print(_fleets(fleets))
+        # An address is to be copied whole; a pipe or a file has no edge.
+        Console(width=None if sys.stdout.isatty() else NO_EDGE).print(_fleets(fleets))
     else:
         sys.stderr.write("no fleet of yours runs here\n")
 

@@ -10,7 +10,7 @@ from rolloutbus.bus.wire.errors import Refused
 from rolloutbus.bus.wire.messages.control import ServerFacts
 from rolloutbus.bus.wire.messages.endings import Problem
 from rolloutbus.bus.wire.messages.generation import SamplingParams
-from rolloutbus.gateway.engine_routes import ENGINE_ROUTES
+from rolloutbus.gateway.engine_routes import ENGINE_ROUTES, check_query
 from rolloutbus.gateway.exchange import Json, as_json, body_of, while_connected
 from rolloutbus.gateway.settings import GatewaySettings
 from rolloutbus.gateway.sglang.labels import WeightLabels
@@ -61,7 +61,7 @@ class ControlApi:
         for path, answer, methods in (
             *((f"/{name}", telling_success(self.command), ["POST"]) for name in SENTENCES),
             ("/flush_cache", self.flush_cache, ["GET", "POST"]),
-            ("/health", self.health, ["GET"]),
+            ("/health", self.health, ["GET", "HEAD"]),
             ("/health_generate", self.health_generate, ["GET"]),
             ("/server_info", self.server_info, ["GET"]),
             ("/get_server_info", self.server_info, ["GET"]),
@@ -97,6 +97,7 @@ class ControlApi:
         return Response("Cache flushed.\n", media_type="text/plain")
 
     async def _sent(self, name: str, request: Request) -> tuple[Json, FleetResult]:
+        check_query(request)
         body = await body_of(request, self._settings.max_body_bytes)
         result = await ENGINE_ROUTES[name](self._client, body, FLEET)
         result.check()

@@ -9,7 +9,7 @@ from fastapi import APIRouter, Request, Response
 from rolloutbus.bus.wire.errors import BusError, Refused
 from rolloutbus.bus.wire.messages.control import ServerFacts
 from rolloutbus.bus.wire.messages.endings import Problem, bad_request
-from rolloutbus.gateway.engine_routes import check_fields
+from rolloutbus.gateway.engine_routes import check_fields, check_query
 from rolloutbus.gateway.exchange import EventStream, Json, as_json, body_of, while_connected
 from rolloutbus.gateway.headers import version_headers, with_headers
 from rolloutbus.gateway.problems import openai_error
@@ -153,9 +153,13 @@ class GenerationApi:
 
     async def abort_request(self, request: Request) -> Response:
         """`POST /abort_request`: ends requests of this gateway; they answer what they have."""
+        check_query(request)
         body = await body_of(request, self._settings.max_body_bytes)
         check_fields(body, ("rid", "abort_all"))
-        if body.get("abort_all"):
+        is_all = body.get("abort_all", False)
+        if not isinstance(is_all, bool):
+            raise Refused(bad_request("abort_all", "it is true or false"))
+        if is_all:
             return as_json({"aborted": await self._client.abort()})
         rid = body.get("rid")
         if not isinstance(rid, str) or not rid:

@@ -11,7 +11,7 @@ from rolloutbus.bus.wire.errors import BusError, Refused
 from rolloutbus.bus.wire.messages.control import MemoryTag, PauseMode, ServerFacts
 from rolloutbus.bus.wire.messages.endings import Problem, bad_request
 from rolloutbus.gateway.adapters import LoadBody, load_on_all
-from rolloutbus.gateway.engine_routes import MEMORY_TAGS, SLOW_S, check_fields
+from rolloutbus.gateway.engine_routes import MEMORY_TAGS, SLOW_S, check_fields, check_query
 from rolloutbus.gateway.exchange import Json, as_json, body_of, converted, while_connected
 from rolloutbus.gateway.headers import version_headers, with_headers
 from rolloutbus.gateway.models import ModelNames
@@ -117,7 +117,9 @@ class SkyRLApi:
         text = body.get("prompt")
         if not isinstance(text, str):
             raise Refused(bad_request("prompt", "a prompt is a text"))
-        is_marked = bool(body.get("add_special_tokens", True))
+        is_marked = body.get("add_special_tokens", True)
+        if not isinstance(is_marked, bool):
+            raise Refused(bad_request("add_special_tokens", "it is true or false"))
         tokens = self._with_tokenizer("prompt").encode(text, add_special_tokens=is_marked)
         return as_json({"tokens": list(tokens), "count": len(tokens)})
 
@@ -150,6 +152,7 @@ class SkyRLApi:
         `keep` freezes requests, with `clear_cache` without their cache; `wait` lets them end;
         `abort` ends this gateway's requests, which answer what they have.
         """
+        check_query(request, "mode", "clear_cache")
         said = request.query_params.get("mode", "abort")
         if said not in PAUSE_MODES:
             raise Refused(bad_request("mode", f"a mode is one of {', '.join(PAUSE_MODES)}"))
@@ -164,8 +167,9 @@ class SkyRLApi:
             await self._client.reset_prefix_cache(deadline_s=SLOW_S)
         return as_json({"status": "paused"})
 
-    async def resume(self) -> Response:
+    async def resume(self, request: Request) -> Response:
         """`POST /resume`: ends the pause."""
+        check_query(request)
         self._groups.require_none_open()
         await self._client.resume(deadline_s=SLOW_S)
         return as_json({"status": "resumed"})
@@ -180,6 +184,7 @@ class SkyRLApi:
         The level changes nothing: an engine with a copy of its weights keeps it, and one without
         takes no request until new weights come.
         """
+        check_query(request, "level", "tags")
         level = request.query_params.get("level", "1")
         if level not in SLEEP_LEVELS:
             raise Refused(bad_request("level", f"a level is one of {', '.join(SLEEP_LEVELS)}"))
@@ -188,6 +193,7 @@ class SkyRLApi:
 
     async def wake_up(self, request: Request) -> Response:
         """`POST /wake_up?tags=`: takes released memory back."""
+        check_query(request, "tags")
         result = await self._client.wake_up(_tags(request), deadline_s=SLOW_S)
         return as_json(_done(result))
 
@@ -203,6 +209,7 @@ class SkyRLApi:
 
     async def reset_prefix_cache(self, request: Request) -> Response:
         """`POST /reset_prefix_cache`: forgets cached prefixes, of running requests if asked to."""
+        check_query(request)
         body = await self._body(request)
         check_fields(body, ("reset_running_requests",))
         resets = body.get("reset_running_requests", False)
@@ -230,6 +237,7 @@ class SkyRLApi:
         Requests with a session id share a worker while one of them runs or was there lately; only
         sessions opened by a client of the bus hold a place.
         """
+        check_query(request, "session_id")
         name = request.query_params.get("session_id", "")
         if not name:
             raise Refused(bad_request("session_id", "which session? ?session_id=NAME"))

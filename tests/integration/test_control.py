@@ -324,7 +324,9 @@ async def test_a_trainer_stops_what_all_clients_sample_and_each_has_its_partial(
         for streamed in streams:
             assert len((await streamed.cancelled()).tokens) >= N_BEFORE
         assert len((await waiting.cancelled()).tokens) == 0
-    assert await client.abort_policy("nobody") == 0
+    with pytest.raises(Refused) as caught:
+        await client.abort_policy("defalt")
+    assert caught.value.code == "unknown_policy"
 
 
 @pytest.mark.shows("reset_prefix_cache")

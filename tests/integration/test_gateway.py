@@ -406,6 +406,11 @@ async def test_pause_that_aborts_ends_what_runs_here_with_what_it_has(
     await idle(client)
 
 
+async def test_a_balancer_may_ask_for_the_head_of_health_alone(served: Gateway) -> None:
+    reply = await served.ask("HEAD", "/health")
+    assert (reply.status, reply.body) == (200, b"")
+
+
 async def test_fleet_tells_of_itself(served: Gateway) -> None:
     assert (await served.ask("GET", "/health_generate")).status == 200
     info = (await served.ask("GET", "/server_info")).json
@@ -457,6 +462,10 @@ async def test_fleet_tells_of_itself(served: Gateway) -> None:
         ("/pause_generation", b'{"mode":"gently"}', 400, "mode"),
         ("/release_memory_occupation", b'{"tags":["all"]}', 400, "tags"),
         ("/abort_request", b"{}", 400, "rid"),
+        ("/abort_request", b'{"abort_all":"false"}', 400, "abort_all"),
+        ("/abort_request?abort_all=true", b'{"rid":"mine"}', 400, "abort_all"),
+        ("/pause_generation?mode=in_place", b"", 400, "mode"),
+        ("/flush_cache?timeout=3", b"", 400, "timeout"),
         ("/v1/chat/completions", b'{"model":7}', 400, "model"),
         ("/v1/chat/completions", b"{}", 400, "messages"),
         ("/v1/nothing", b"{}", 404, None),
@@ -467,6 +476,15 @@ async def test_bad_input_is_told_what_is_wrong(
 ) -> None:
     reply = await served.ask("POST", path, body)
     assert (reply.status, reply.json["error"]["param"]) == (status, param), reply.json
+
+
+async def test_a_page_of_another_site_gets_nothing_done(
+    served: Gateway, client: RolloutClient
+) -> None:
+    for headers in ({"Origin": "http://evil.example"}, {"Sec-Fetch-Site": "cross-site"}):
+        reply = await served.ask("POST", "/pause_generation", b"{}", headers=headers)
+        assert (reply.status, reply.json["error"]["code"]) == (403, "forbidden")
+    assert not (await client.status()).pause
 
 
 async def test_body_beyond_the_limit_is_refused_before_it_is_read(served: Gateway) -> None:

@@ -108,6 +108,16 @@ class TestWorkers:
         assert list(some.json["results"]) == ["w1"]
         assert some.json["results"]["w1"]["body"]["state"] == "ready"
 
+    async def test_a_look_changes_nothing_and_a_misspelt_selector_is_named(
+        self, served: Gateway, client: RolloutClient
+    ) -> None:
+        looked = await served.ask("GET", "/v1/rl/workers/w0/engine/pause_generation")
+        assert looked.status == 405
+        assert not (await client.status()).paused
+        for path in ("/v1/rl/workers?selector=id%3Dw0", f"{ALL}/flush_cache?selectr=id%3Dw0"):
+            reply = await served.ask("GET", path)
+            assert (reply.status, reply.json["error"]) == (400, "bad_request")
+
     async def test_who_did_not_do_it_stands_in_failed(
         self, served: Gateway, client: RolloutClient
     ) -> None:
@@ -182,6 +192,23 @@ class TestSkyRL:
         await served.ask("POST", "/resume")
         answer = await running
         assert len(answer["choices"][0]["token_ids"]) == LONG["max_tokens"]
+
+    @pytest.mark.parametrize(
+        ("path", "parameter"),
+        [
+            ("/pause?mod=keep", "mod"),
+            ("/resume?tags=weights", "tags"),
+            ("/sleep?tag=kv_cache", "tag"),
+            ("/wake_up?tag=kv_cache", "tag"),
+            ("/finish_session?session_id=a&policy=b", "policy"),
+        ],
+    )
+    async def test_a_misspelt_parameter_is_named_and_does_nothing(
+        self, served: Gateway, client: RolloutClient, path: str, parameter: str
+    ) -> None:
+        assert await error_of(served, path, {}) == (400, parameter)
+        assert not (await client.status()).pause
+        assert not (await served.ask("GET", "/is_sleeping")).json["is_sleeping"]
 
     async def test_texts_and_token_ids(self, served: Gateway) -> None:
         prompt = {"prompt": "please hello", "add_special_tokens": False}

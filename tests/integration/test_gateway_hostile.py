@@ -24,7 +24,7 @@ pytestmark = [
 
 FLEET: UpOptions = {"engine": "fake", "workers": 1, "store": False}
 AT_ONCE = 100
-HEAD = b"POST /generate HTTP/1.1\r\nHost: x\r\nConnection: close\r\n"
+HEAD = b"POST /generate HTTP/1.1\r\nHost: 127.0.0.1\r\nConnection: close\r\n"
 FIELDS = ["input_ids", "text", "rid", "sampling_params", "stream", "versions", "lora_path", "n"]
 VALUES: list[Any] = [None, [], {}, 1e308, "x" * 1000, [[]], [None], -1, True, {"n": 1e9}, [2**70]]
 

@@ -479,7 +479,8 @@ class RolloutClient:
             deadline_s: seconds from now; 0 takes the settings' control deadline.
 
         Raises:
-            Refused: code `forbidden`: the key of this client may not.
+            Refused: code `forbidden`: the key of this client may not; `unknown_policy`: no worker
+                serves it, and no request is for it.
         Spec: docs/protocol.md, "Generation".
         """
         body = AbortPolicy(policy)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Protocol, Unpack
 
-from rolloutbus.bus.strict_calls import Described, strict
+from rolloutbus.bus.strict_calls import Described, shown, strict
 from rolloutbus.bus.wire.errors import SettingsError
 from rolloutbus.bus.wire.messages.generation import SamplingParams
 from rolloutbus.trainer_adapter.client.asks import (
@@ -141,6 +141,24 @@ class Tokenizer(Protocol):
         ...
 
 
+def require_tokenizer(tokenizer: object, parts: Sequence[str]) -> None:
+    """Refuse what is no tokenizer: a path, a name, None.
+
+    Args:
+        tokenizer: what somebody gave as one.
+        parts: names that it must have.
+
+    Raises:
+        SettingsError: it lacks one.
+    """
+    missing = [part for part in parts if not hasattr(tokenizer, part)]
+    if missing:
+        raise SettingsError(
+            f"tokenizer is {shown(tokenizer)}, which has no {missing[0]!r}; it must be one such as "
+            "transformers.AutoTokenizer.from_pretrained(DIRECTORY)"
+        )
+
+
 @dataclass(frozen=True, slots=True)
 class TextRollout:
     """A rollout and its text."""
@@ -157,6 +175,16 @@ class TextClient:
     def __init__(
         self, client: Annotated[RolloutClient, Described(_CLIENT)], tokenizer: Tokenizer
     ) -> None:
+        """Nothing is sent yet.
+
+        Args:
+            client: connected.
+            tokenizer: of transformers, with a chat template if there are to be chats.
+
+        Raises:
+            SettingsError: it is no tokenizer.
+        """
+        require_tokenizer(tokenizer, ("encode", "decode"))
         self._client = client
         self._tokenizer = tokenizer
 

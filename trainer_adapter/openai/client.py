@@ -18,6 +18,7 @@ from rolloutbus.trainer_adapter.client.blocking import Twin, blocking
 from rolloutbus.trainer_adapter.client.client import RolloutClient
 from rolloutbus.trainer_adapter.client.core.results import Rollout
 from rolloutbus.trainer_adapter.client.sync_client import SyncRolloutClient
+from rolloutbus.trainer_adapter.client.text import require_tokenizer
 from rolloutbus.trainer_adapter.openai.answer_reader import ResponseTemplate
 from rolloutbus.trainer_adapter.openai.answers import (
     Answers,
@@ -146,8 +147,9 @@ class OpenAIClient:
             default_max_tokens: for bodies that do not say it.
 
         Raises:
-            SettingsError: there is no such format.
+            SettingsError: there is no such format, or it is no tokenizer.
         """
+        require_tokenizer(tokenizer, ("encode", "decode", "all_special_ids"))
         self._client = client
         self._tokenizer = tokenizer
         self._format = answer_format(tool_format, reasoning_format, tokenizer, parsers)

@@ -19,7 +19,8 @@ def bad_policy(policy: str) -> Problem | None:
 
 def unavailable(policy: str, version: int) -> Problem:
     """There is no such version, or it is in no state for this."""
-    message = f"version {version} of policy {policy[:MAX_POLICY_BYTES]!r} is not here for that"
+    name = policy[:MAX_POLICY_BYTES]
+    message = f"the store has no version {version} of policy {name!r} that this can be done with"
     return Problem("version_unavailable", message, "not_started", field="version")
 
 

@@ -21,7 +21,9 @@ app = Verbs()
 def inspect(
     file: Annotated[
         Path,
-        typer.Argument(help="A segment (.rbj, .rbz), a fleet's `dead-letters`, or one frame."),
+        typer.Argument(
+            help="A segment (.rbj, .rbz), dead_letters.msgpack of a fleet, or one frame."
+        ),
     ],
     *,
     shows_all: Annotated[

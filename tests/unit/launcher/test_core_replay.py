@@ -11,6 +11,7 @@ from rolloutbus.bus.wire.errors import SettingsError
 from rolloutbus.bus.wire.messages.generation import Generate, SamplingParams
 from rolloutbus.bus.wire.messages.membership import Hello
 from rolloutbus.cli.commands.journals.replay import replay_core, settings_in
+from rolloutbus.replay.journal.core import JournalSettings
 from rolloutbus.replay.turn_writer import TurnWriter
 from rolloutbus.router.events import Received, Ticked
 from rolloutbus.router.recording import core_of, recorded
@@ -63,6 +64,22 @@ async def test_the_first_turn_that_differs_is_told_with_what_led_to_it(
     assert got.startswith("  got:      to ann: refused ann/2 ")
     assert '"code":"busy"' in got
     assert errors == "error: the cores did not do the same\n"
+
+
+async def test_turns_that_could_not_be_repeated_are_not_said_to_differ(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    tiny = JournalSettings(memory_bytes=1, sync_s=3600.0)
+    async with TurnWriter(tmp_path / "j", "9.9", lambda _: None, tiny) as writer:
+        writer.began(SETTINGS, "router-a", "")
+        handle = recorded(core_of(SETTINGS, "router-a").handle, writer)
+        for second in range(4):
+            handle(Ticked(), 100.0 + second)
+    for allow_gaps in (False, True):
+        with pytest.raises(typer.Exit) as ended:
+            replay_core(tmp_path / "j", [], allow_gaps=allow_gaps, as_json=False)
+        assert ended.value.exit_code == 1
+        assert "did not do the same" not in capsys.readouterr().err
 
 
 async def test_damage_stops_it_unless_gaps_are_allowed(

@@ -164,3 +164,11 @@ def test_a_command_that_could_mean_two_fleets_asks_which_one() -> None:
         assert all(each in row for each in ("ipc:///nowhere/one", "./m", "3", str(os.getpid())))
     assert "no fleet of yours runs here" in cli.invoke(app, ["ls"]).output
     assert cli.invoke(app, ["ls", "--json"]).output == "[]\n"
+
+
+def test_an_address_in_a_pipe_is_in_one_piece(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "40")
+    address = f"tcp://127.0.0.1:7777#{'0123456789abcdef' * 4}"
+    with Registration("far") as registration:
+        registration.announce(address)
+        assert address in CliRunner().invoke(app, ["ls"]).stdout

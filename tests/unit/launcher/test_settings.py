@@ -7,7 +7,7 @@ import typer
 
 from rolloutbus.bus.wire.errors import SettingsError
 from rolloutbus.cli.options import parse_save_targets
-from rolloutbus.engine_worker.settings import START_TIMEOUT_S, HostSettings
+from rolloutbus.engine_worker.settings import START_TIMEOUT_S, HostSettings, WorkerSettings
 from rolloutbus.launcher.plan import FleetPlan
 from rolloutbus.launcher.run_dir import RunDirectory
 from rolloutbus.launcher.settings import FleetSettings, UpOptions, absolute_targets, engine_options
@@ -20,6 +20,7 @@ from rolloutbus.router.settings import PairSettings, RouterSettings
         ({"model": "/nowhere/at/all"}, "model: /nowhere/at/all is not a directory"),
         ({}, "model: the transformers engine needs"),
         ({"engine": "fake", "workers": 0}, "workers: at least 1"),
+        ({"engine": "fake", "policy": "a b"}, "policy: 'a b' is no name"),
         ({"engine": "magic"}, "'magic' is not one of transformers, sglang, fake"),
         ({"engine": "fake", "transport": "udp"}, "'udp' is not one of ipc, tcp"),
         ({"engine": "fake", "engine_options": {"slotz": 1}}, "engine_options: .*slotz"),
@@ -196,3 +197,19 @@ def test_an_engine_may_take_as_long_to_start_as_its_fleet_waits_for_it(
     with RunDirectory(tmp_path / "run") as run_dir:
         worker = FleetPlan(settings, run_dir).worker_settings("w0", "ipc:///tmp/backend")
     assert worker.host.start_timeout_s == found_s
+
+
+@pytest.mark.parametrize(
+    ("given", "device"), [({}, "cuda"), ({"device": "cpu"}, "cpu"), ({"device": "auto"}, "auto")]
+)
+def test_a_worker_that_is_given_a_gpu_does_not_compute_without_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, given: dict[str, str], device: str
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
+    (tmp_path / "config.json").touch()
+    options = {"load_format": "dummy", **given}
+    settings = FleetSettings(model=str(tmp_path), workers=1, gpus=[[1]], engine_options=options)
+    with RunDirectory(tmp_path / "run") as run_dir:
+        FleetPlan(settings, run_dir).worker("w0", "ipc:///backend")
+        worker = msgspec.json.decode((run_dir.path / "w0.json").read_bytes(), type=WorkerSettings)
+    assert worker.engine_options["device"] == device

@@ -26,6 +26,21 @@ def test_requests_of_all_clients_are_stopped_and_their_clients_are_told_first() 
     assert unpack(worker.take("abort")[0]) == Abort(running)
 
 
+def test_a_policy_that_nobody_serves_or_asks_for_is_refused() -> None:
+    bus = Bus()
+    trainer = bus.client("trainer")
+    trainer.ask("abort_policy", AbortPolicy("judge"))
+    assert trainer.ending() == ("finished", "")  # no worker has come yet: who knows
+    bus.worker("w0")
+
+    trainer.ask("abort_policy", AbortPolicy("defalt"))
+
+    assert trainer.ending() == ("refused", "unknown_policy")
+    bus.client("actor").generate(policy="defalt")
+    trainer.ask("abort_policy", AbortPolicy("defalt"))
+    assert trainer.ending() == ("finished", "")
+
+
 def test_a_detached_request_that_was_stopped_is_not_queued_again() -> None:
     bus = Bus()
     worker, trainer, actor = bus.worker(), bus.client("trainer"), bus.client("actor")
