@@ -186,24 +186,33 @@ def ls(as_json: AsJson = False) -> None:
     if as_json:
         print_json(fleets)
     elif fleets:
-        Console().print(_fleets(fleets))
+        _show(fleets)
     else:
         sys.stderr.write("no fleet of yours runs here\n")
 
 
-def _fleets(fleets: list[RunningFleet]) -> Table:
-    shown = Table(box=None, pad_edge=False)
-    for column in ("name", "address", "model", "engine", "workers", "since", "pid"):
-        shown.add_column(column, overflow="fold")
-    for each in fleets:
-        began = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(each.since))
-        shown.add_row(
-            each.name,
-            each.address or "starting",
-            each.model or "-",
-            each.engine,
-            str(each.workers),
-            began,
-            str(each.pid),
-        )
-    return shown
+def _show(fleets: list[RunningFleet]) -> None:
+    """One row for each fleet if the terminal is wide enough, otherwise one line for each value."""
+    rows = [_values(each) for each in fleets]
+    table = Table(*rows[0], box=None, pad_edge=False)
+    for row in rows:
+        table.add_row(*row.values())
+    console = Console()
+    unbounded = console.options.update(width=sys.maxsize)
+    if console.measure(table, options=unbounded).maximum <= console.width:
+        console.print(table)
+        return
+    blocks = ["".join(f"{name}: {value}\n" for name, value in row.items()) for row in rows]
+    sys.stdout.write("\n".join(blocks))
+
+
+def _values(fleet: RunningFleet) -> dict[str, str]:
+    return {
+        "name": fleet.name,
+        "address": fleet.address or "starting",
+        "model": fleet.model or "-",
+        "engine": fleet.engine,
+        "workers": str(fleet.workers),
+        "since": time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(fleet.since)),
+        "pid": str(fleet.pid),
+    }

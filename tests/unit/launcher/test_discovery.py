@@ -164,3 +164,16 @@ def test_a_command_that_could_mean_two_fleets_asks_which_one() -> None:
         assert all(each in row for each in ("ipc:///nowhere/one", "./m", "3", str(os.getpid())))
     assert "no fleet of yours runs here" in cli.invoke(app, ["ls"]).output
     assert cli.invoke(app, ["ls", "--json"]).output == "[]\n"
+
+
+def test_a_list_of_fleets_breaks_no_address(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    address = "ipc:///tmp/rolloutbus-1000/run-0123456789/frontend"
+    with Registration("one") as one, Registration("two") as two:
+        one.announce(address)
+        two.announce(address)
+        listed = CliRunner().invoke(app, ["ls"]).stdout
+        assert listed.count(f"address: {address}\n") == 2
+        monkeypatch.setenv("COLUMNS", "200")
+        table = CliRunner().invoke(app, ["ls"]).stdout.splitlines()
+        assert [line.count(address) for line in table] == [0, 1, 1]
