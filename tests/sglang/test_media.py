@@ -139,20 +139,28 @@ async def test_each_row_of_a_batch_sees_its_own(seeing: RolloutClient, seeing_mo
 
 
 async def test_a_session_keeps_what_it_saw(seeing: RolloutClient, seeing_model: Path) -> None:
-    """Each turn sends the tokens of the turns before, and so it brings their media again.
-
-    SGLang makes text of a prompt with media, and tokens of the text: the first turn is of tokens
-    that stay what they are.
-    """
+    """Each turn sends the tokens of the turns before, and so it brings their media again."""
     reference = MediaReference(seeing_model)
-    first, second = image_of(RED), video_of(BLUE, BLUE, RED, RED)
+    first, second = image_of(RED), image_of(BLUE)
     async with seeing.session("looks-twice", wait_s=DEADLINE_S) as session:
         session.append([5, *PICTURE, 6])
-        await session.sample(GREEDY, media=[first], action_mask=LETTERS, deadline_s=DEADLINE_S)
-        session.append([7, *FILM, 8])
+        await session.sample(GREEDY, media=[first], deadline_s=DEADLINE_S)
+        session.append([7, *PICTURE, 8])
         prompt = session.transcript.tokens.tolist()
         two = await session.sample(GREEDY, media=[first, second], deadline_s=DEADLINE_S)
         assert_true(two, reference, prompt, first, second)
+
+
+async def test_a_film_after_tokens_that_are_no_text_is_refused_or_right(
+    seeing: RolloutClient, seeing_model: Path
+) -> None:
+    """SGLang makes text of the prompt, and tokens of the text, where there are films."""
+    shown = video_of(BLUE, BLUE, RED, RED)
+    lone = FIRST_BYTE + 0xFF  # no text has this byte
+    with pytest.raises(EngineFailed, match="tokens would change"):
+        await ask(seeing, [5, lone, *FILM, 6], shown)
+    prompt = [5, *LETTERS, *FILM, 6]
+    assert_true(await ask(seeing, prompt, shown), MediaReference(seeing_model), prompt, shown)
 
 
 @pytest.mark.shows("audio_data")
