@@ -22,7 +22,7 @@ from PIL import Image
 from safetensors.torch import load_file, save_file
 
 from rolloutbus import Media
-from tests.sglang.models import SHAPE, byte_tokenizer
+from tests.sglang.models import FIRST_BYTE, SHAPE, byte_tokenizer
 
 SIDE, PATCH = 56, 14
 """Pixels of a picture's side and of a patch's."""
@@ -39,6 +39,9 @@ SEEN = {
 }
 AUDIO_BEGIN, AUDIO_END, AUDIO = 500, 501, 502
 HEARD = {AUDIO_BEGIN: "<|audio_bos|>", AUDIO_END: "<|audio_eos|>", AUDIO: "<|AUDIO|>"}
+PLACES = (SEEN[IMAGE], SEEN[VIDEO], HEARD[AUDIO])
+BETWEEN = FIRST_BYTE + ord(" ")
+"""A token that tells two places apart."""
 PIXELS = {"shortest_edge": SIDE * SIDE, "longest_edge": 4 * SIDE * SIDE}
 _KINDS = cast("Any", transformers)
 
@@ -177,20 +180,36 @@ class MediaReference:
         self, prompt: Sequence[int], media: Sequence[Media], tokens: Sequence[int]
     ) -> np.ndarray:
         """float32 [n_tokens]: of each token after the prompt and those before it."""
-        text = self.processor.tokenizer.decode(prompt)
-        inputs = dict(self.processor(text=[text], return_tensors="pt", **_read(media)))
-        n = len(inputs["input_ids"][0])
-        more = torch.tensor([list(tokens)])
-        inputs["input_ids"] = torch.cat([inputs["input_ids"], more], dim=1)
-        for name, rest in (
-            ("attention_mask", torch.ones_like),
-            ("mm_token_type_ids", torch.zeros_like),
-        ):
-            if name in inputs:
-                inputs[name] = torch.cat([inputs[name], rest(more)], dim=1)
+        ids, inputs = self._inputs(prompt, media)
+        whole = torch.tensor([[*ids, *tokens]])
+        inputs["attention_mask"] = torch.ones_like(whole)
+        if "mm_token_type_ids" in inputs:
+            inputs["mm_token_type_ids"] = (whole == IMAGE).long() + 2 * (whole == VIDEO).long()
         with torch.no_grad():
-            logits = self.model(**inputs).logits[0, n - 1 : -1]
-        return logits.log_softmax(-1).gather(-1, more[0][:, None])[:, 0].numpy()
+            logits = self.model(input_ids=whole, **inputs).logits[0, len(ids) - 1 : -1]
+        chosen = torch.tensor(list(tokens))[:, None]
+        return logits.log_softmax(-1).gather(-1, chosen)[:, 0].numpy()
+
+    def _inputs(
+        self, prompt: Sequence[int], media: Sequence[Media]
+    ) -> tuple[list[int], dict[str, Any]]:
+        """The prompt with as many tokens in each place as its medium has, and what it shows.
+
+        The processor gets the places alone: it would write other tokens of the rest anew.
+        """
+        if not media:
+            return list(prompt), {}
+        places = {self.processor.tokenizer.convert_tokens_to_ids(each) for each in PLACES}
+        spaced = [each for t in prompt if t in places for each in (t, BETWEEN)]
+        text = self.processor.tokenizer.decode(spaced)
+        inputs = dict(self.processor(text=[text], return_tensors="pt", **_read(media)))
+        long = iter(inputs.pop("input_ids")[0].tolist())
+        ids: list[int] = []
+        for token in prompt:
+            run = iter(long.__next__, BETWEEN) if token in places else (token,)
+            # Some processors put tokens of their own around a place.
+            ids += [each for each in run if token not in places or each in places]
+        return ids, inputs
 
 
 def _read(media: Sequence[Media]) -> dict[str, Any]:
