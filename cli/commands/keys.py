@@ -67,11 +67,12 @@ Priorities = Annotated[
 ]
 
 
-@keys.command(epilog=example("rolloutbus keys new trainer-a --dir ~/keys"))
+@keys.command(epilog=example("rolloutbus keys new trainer-a -o ~/keys"))
 def new(
     name: Annotated[str, typer.Argument(help="Whose it will be.")],
     directory: Annotated[
-        Path, typer.Option("--dir", metavar="PATH", help="Where the two files go.")
+        Path,
+        typer.Option("--output", "-o", "--dir", metavar="PATH", help="Where the two files go."),
     ] = Path(),
     as_json: AsJson = False,
 ) -> None:
@@ -201,11 +202,14 @@ def invite(
         _say(token)
 
 
-@keys.command(epilog=example("rolloutbus keys join TOKEN --dir ~/keys"))
+@keys.command(epilog=example("rolloutbus keys join TOKEN -o ~/keys"))
 def join(
     token: Annotated[str, typer.Argument(help="What `keys invite` has printed; `-` reads stdin.")],
     directory: Annotated[
-        Path, typer.Option("--dir", metavar="PATH", help="Where the files go; made if missing.")
+        Path,
+        typer.Option(
+            "--output", "-o", "--dir", metavar="PATH", help="Where the files go; made if missing."
+        ),
     ] = Path(),
     deadline: Deadline = 15.0,
     as_json: AsJson = False,

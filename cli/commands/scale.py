@@ -19,6 +19,8 @@ from rolloutbus.launcher.scaling import DRAIN_S
 FleetName = Annotated[
     str,
     typer.Option(
+        "--address",
+        "-a",
         "--name",
         metavar="NAME",
         callback=not_empty,

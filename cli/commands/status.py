@@ -30,8 +30,6 @@ from rolloutbus.launcher.discovery import RunningFleet, running_fleets
 STATE_STYLES = {"ready": "green", "updating": "cyan", "paused": "yellow", "asleep": "yellow"}
 """States in which a worker is as it should be; any other one is red."""
 
-NO_EDGE = 10_000
-"""Columns; no table is as wide."""
 
 app = Verbs()
 
@@ -189,25 +187,33 @@ def ls(as_json: AsJson = False) -> None:
     if as_json:
         print_json(fleets)
     elif fleets:
-        # An address is to be copied whole; a pipe or a file has no edge.
-        Console(width=None if sys.stdout.isatty() else NO_EDGE).print(_fleets(fleets))
+        _show(fleets)
     else:
         sys.stderr.write("no fleet of yours runs here\n")
 
 
-def _fleets(fleets: list[RunningFleet]) -> Table:
-    shown = Table(box=None, pad_edge=False)
-    for column in ("name", "address", "model", "engine", "workers", "since", "pid"):
-        shown.add_column(column, overflow="fold")
-    for each in fleets:
-        began = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(each.since))
-        shown.add_row(
-            each.name,
-            each.address or "starting",
-            each.model or "-",
-            each.engine,
-            str(each.workers),
-            began,
-            str(each.pid),
-        )
-    return shown
+def _show(fleets: list[RunningFleet]) -> None:
+    """One row for each fleet if the terminal is wide enough, otherwise one line for each value."""
+    rows = [_values(each) for each in fleets]
+    table = Table(*rows[0], box=None, pad_edge=False)
+    for row in rows:
+        table.add_row(*row.values())
+    console = Console()
+    unbounded = console.options.update(width=sys.maxsize)
+    if console.measure(table, options=unbounded).maximum <= console.width:
+        console.print(table)
+        return
+    blocks = ["".join(f"{name}: {value}\n" for name, value in row.items()) for row in rows]
+    sys.stdout.write("\n".join(blocks))
+
+
+def _values(fleet: RunningFleet) -> dict[str, str]:
+    return {
+        "name": fleet.name,
+        "address": fleet.address or "starting",
+        "model": fleet.model or "-",
+        "engine": fleet.engine,
+        "workers": str(fleet.workers),
+        "since": time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(fleet.since)),
+        "pid": str(fleet.pid),
+    }

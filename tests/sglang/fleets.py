@@ -7,9 +7,8 @@ from typing import Any
 from rolloutbus.bus.settings import LeaseSettings
 from rolloutbus.engine_worker.settings import HostSettings
 from rolloutbus.launcher.settings import UpOptions
+from tests.sglang import stand_ins
 from tests.sglang.models import MAX_CONTEXT, SLOTS
-
-STAND_INS = Path(__file__).parent / "stand_ins"
 
 ENVIRONMENT = {
     "SGLANG_USE_CPU_ENGINE": "1",
@@ -27,7 +26,7 @@ PATIENT = LeaseSettings(lease_s=30.0, holder_s=24.0, recovery_s=31.0)
 
 def worker_environment() -> dict[str, str]:
     """What the environment of a fleet must say so that SGLang starts without a GPU."""
-    path = os.pathsep.join(filter(None, [str(STAND_INS), os.environ.get("PYTHONPATH", "")]))
+    path = os.pathsep.join(filter(None, [str(stand_ins.PATH), os.environ.get("PYTHONPATH", "")]))
     return {**ENVIRONMENT, "PYTHONPATH": path}
 
 

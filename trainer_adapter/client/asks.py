@@ -49,8 +49,8 @@ Truncate = Literal["refuse", "left", "right"]
 VersionsRule = Annotated[str, Spelled(VERSIONS_TEXT, VERSIONS_WANTED)]
 
 
-class TurnOptions(TypedDict, total=False):
-    """The keyword parameters of `RolloutClient.generate`, without those that a session sets.
+class SharedOptions(TypedDict, total=False):
+    """The keyword parameters that a turn of a session and a batch have in common.
 
     What they mean and their defaults: `ask_of`.
     """
@@ -67,6 +67,11 @@ class TurnOptions(TypedDict, total=False):
     processors: Sequence[Processor]
     action_mask: Sequence[int] | None
     disallowed_tokens: Sequence[int] | None
+
+
+class TurnOptions(SharedOptions, total=False):
+    """The keyword parameters of `RolloutClient.generate`, without those that a session sets."""
+
     media: Sequence[Media]
 
 
@@ -80,8 +85,10 @@ class GenerateOptions(TurnOptions, total=False):
     truncate: Truncate
 
 
-class BatchOptions(TurnOptions, total=False):
+class BatchOptions(SharedOptions, total=False):
     """All keyword parameters of `RolloutClient.generate_batch` that one request has, too."""
+
+    media: Sequence[Media] | Sequence[Sequence[Media]]
 
     session: SessionName | Sequence[str]
     policy: str
@@ -212,7 +219,7 @@ def _why_whole(session: str, media: Sequence[Media]) -> str:
     return "who collects a detached request could not be told of it: shorten it where it is made"
 
 
-def deadline_of(options: TurnOptions) -> float:
+def deadline_of(options: SharedOptions) -> float:
     """Seconds from now, as `ask_of` understands the options."""
     return options.get("deadline_s", DEFAULT_DEADLINE_S)
 
@@ -244,7 +251,7 @@ def batch_prompts(
     seed: int | Sequence[int] | None = None,
     **options: Unpack[BatchOptions],
 ) -> Iterator[BatchPrompt]:
-    """Each prompt with its sampling, seed and session, in a group of its own unless one is named.
+    """Each prompt with its sampling, seed, session and media, and a group if none is named.
 
     Raises:
         Refused: `n` is below 1, or a list has not one value for each prompt; `.field` names it.
@@ -254,6 +261,7 @@ def batch_prompts(
     n_prompts = len(prompts)
     samplings = [sampling_of(each) for each in _for_each(n_prompts, "sampling", sampling)]
     sessions = _for_each(n_prompts, "session", options.get("session", ""))
+    media = _media_of_each(n_prompts, options.get("media", ()))
     if seed is None and samplings and isinstance(sampling, SamplingParams | Mapping):
         seeds = _counted(samplings[0].sampling_seed, n_prompts, n)
     else:
@@ -265,7 +273,12 @@ def batch_prompts(
             )
             raise Refused(bad_request("prompts", f"{message}; this is a list of token ids"))
         group = options.get("group") or f"g-{secrets.token_hex(8)}"
-        own: GenerateOptions = {**options, "group": group, "session": sessions[number]}
+        own: GenerateOptions = {
+            **options,
+            "group": group,
+            "session": sessions[number],
+            "media": media[number],
+        }
         yield BatchPrompt(prompt, samplings[number], seeds[number], own)
 
 
@@ -278,6 +291,15 @@ def _for_each(n_prompts: int, field: str, given: Any) -> Sequence[Any]:  # noqa:
         message = f"{len(each)} values for {n_prompts} prompts: give one for all, or one for each"
         raise Refused(bad_request(field, message))
     return each
+
+
+def _media_of_each(
+    n_prompts: int, given: Sequence[Media] | Sequence[Sequence[Media]]
+) -> Sequence[Sequence[Media]]:
+    """The media of each prompt: a list of lists has one for each, a list of media is for all."""
+    if given and all(isinstance(each, list | tuple) for each in given):
+        return _for_each(n_prompts, "media", given)
+    return [cast("Sequence[Media]", given)] * n_prompts
 
 
 def _own_seeds(

@@ -325,7 +325,8 @@ class RolloutClient:
         """Sample `n` continuations of each prompt: one list per prompt, its group.
 
         A full router is waited for until the deadline. Without a `group` each prompt is one.
-        `sampling`, `seed` and `session` are one value for all, or a list with one per prompt.
+        `sampling`, `seed`, `session` and `media` are one value for all, or a list with one per
+        prompt: of `media`, a list of lists.
 
         Args:
             prompts: token ids, int32 [n_prompt_tokens] each.

@@ -44,6 +44,7 @@ from rolloutbus.engine_worker.engines.sglang.live import (
     LiveRequests,
     cause_of,
     problem_of,
+    status_of,
 )
 from rolloutbus.engine_worker.engines.sglang.lora import LoraAdapters, LoraLimits, full_name
 from rolloutbus.engine_worker.engines.sglang.memory import Caches, SglangMemory, tiers_of
@@ -356,11 +357,13 @@ class SglangEngine:
             if live.is_aborted:
                 self._live.end(live.rid)
             else:
-                self._live.end(live.rid, problem=problem_of(str(error), 400))
+                status = status_of(error, 400, has_media=live.has_media)
+                self._live.end(live.rid, problem=problem_of(str(error), status))
             return
         # Whatever SGLang raises, the request has ended there; media are read by many packages.
         except Exception as error:  # noqa: BLE001
-            status = upstream.http_status(error) or (415 if live.has_media else 500)
+            other = status_of(error, 500, has_media=live.has_media)
+            status = upstream.http_status(error) or other
             why = f"{type(error).__name__}: {error}"
             self._live.end(live.rid, problem=problem_of(why, status))
             return

@@ -248,6 +248,21 @@ def _note_end(
         finishes.append((row, REASONS[end.kind]))
 
 
+def status_of(error: BaseException, otherwise: int, *, has_media: bool) -> int:
+    """HTTP status of what SGLang raised for a request: media that it cannot read are told as such.
+
+    A package that reads them may be missing where the engine runs: no request can help that.
+    """
+    if not has_media:
+        return otherwise
+    cause: BaseException | None = error
+    while cause is not None:
+        if isinstance(cause, ModuleNotFoundError):
+            return HTTPStatus.NOT_IMPLEMENTED
+        cause = cause.__cause__ or cause.__context__
+    return HTTPStatus.UNSUPPORTED_MEDIA_TYPE
+
+
 def problem_of(message: str, status: int) -> Problem:
     """An abort that SGLang calls an error, by its HTTP status."""
     text = message[:500] or "SGLang gave the request up"
@@ -257,6 +272,8 @@ def problem_of(message: str, status: int) -> Problem:
         return Problem("busy", text, "not_started", retry_after_ms=1000)
     if status == HTTPStatus.UNSUPPORTED_MEDIA_TYPE:
         return bad_request("media", text)
+    if status == HTTPStatus.NOT_IMPLEMENTED:
+        return Problem("unsupported", text, "not_started", field="media")
     if status == HTTPStatus.UNPROCESSABLE_ENTITY:
         return cannot_sample(text)
     if status == HTTPStatus.REQUEST_TIMEOUT:

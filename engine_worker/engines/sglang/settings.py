@@ -29,6 +29,9 @@ ALIASES: Mapping[str, str] = {
 }
 """Other spellings that SGLang's command line and other trainers know."""
 
+CPU_LORA = "torch_native"
+"""SGLang's `lora_backend` without a GPU."""
+
 Kind = Literal["dp", "pp", "tp", "ep"]
 """Of parallelism: replicas, stages of the layers, parts of the tensors, groups of the experts."""
 SIZES: tuple[Kind, ...] = ("dp", "pp", "tp", "ep")
@@ -165,6 +168,11 @@ class SglangSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     def __post_init__(self) -> None:
         arguments = named(self.arguments)
+        if self.device == "cpu" and arguments.get("lora_backend", CPU_LORA) != CPU_LORA:
+            raise ValueError(
+                f"arguments: lora_backend: on a CPU SGLang has {CPU_LORA} alone; the others are "
+                "kernels for GPUs, and would end the engine at the first adapter's request"
+            )
         if self.device == "cpu" and size_of("ep", arguments) > 1:
             raise ValueError(
                 "arguments: ep_size: on a CPU SGLang cannot split experts over ranks; use tp_size, "

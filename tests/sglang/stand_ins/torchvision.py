@@ -1,59 +1,37 @@
-"""Stands in for `torchvision`, whose Linux wheel is built for CUDA and breaks beside a CPU torch.
+"""Loads the installed torchvision without its compiled operators.
 
-Models of text need its names while they are imported, and nothing else of it.
+Its Linux wheel on the package index is built for CUDA, and its library does not load beside a CPU
+torch. What is written in Python works all the same: transforms of images and of videos. Only two
+operators have to be known by name while it is imported; nothing here calls them.
 """
 
-import enum
 import sys
-from types import ModuleType
-from typing import NoReturn
+from importlib.machinery import PathFinder
+from importlib.util import module_from_spec
+from pathlib import Path
 
-__version__ = "0.28.0"
-__path__: list[str] = []
+import torch
 
-SUBMODULES = (
-    "io",
-    "transforms",
-    "transforms.functional",
-    "transforms.v2",
-    "transforms.v2.functional",
+OPERATORS = (
+    "nms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor",
+    "qnms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor",
 )
 
 
-class InterpolationMode(enum.Enum):
-    """The names that image processors have as defaults."""
-
-    NEAREST = "nearest"
-    NEAREST_EXACT = "nearest-exact"
-    BILINEAR = "bilinear"
-    BICUBIC = "bicubic"
-    BOX = "box"
-    HAMMING = "hamming"
-    LANCZOS = "lanczos"
-
-
-class _Submodule(ModuleType):
-    def __init__(self, name: str) -> None:
-        super().__init__(name)
-        self.__path__ = []
-        self.InterpolationMode = InterpolationMode
-
-    def __getattr__(self, name: str) -> object:
-        if name.startswith("__"):
-            raise AttributeError(name)
-        return _not_here
+def _load() -> torch.library.Library:
+    here = Path(__file__).resolve().parent
+    others = [entry for entry in sys.path if Path(entry).resolve() != here]
+    spec = PathFinder.find_spec(__name__, others)
+    if spec is None or spec.loader is None:
+        raise ModuleNotFoundError("torchvision is not installed: make test-sglang", name=__name__)
+    library = torch.library.Library(__name__, "DEF")
+    for schema in OPERATORS:
+        library.define(schema)  # pyright: ignore[reportUnknownMemberType]
+    # Whoever imports the name gets this module, not the file that you read.
+    module = sys.modules[__name__] = module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return library
 
 
-def _not_here(*_: object, **__: object) -> NoReturn:
-    raise NotImplementedError("torchvision was called: this is a stand-in")
-
-
-def _install() -> None:
-    for name in SUBMODULES:
-        module = _Submodule(f"{__name__}.{name}")
-        sys.modules[module.__name__] = module
-        parent, _, own_name = module.__name__.rpartition(".")
-        setattr(sys.modules[parent], own_name, module)
-
-
-_install()
+_LIBRARY = _load()
+"""As long as it lives, the operators are known."""

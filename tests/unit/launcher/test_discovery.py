@@ -172,3 +172,16 @@ def test_an_address_in_a_pipe_is_in_one_piece(monkeypatch: pytest.MonkeyPatch) -
     with Registration("far") as registration:
         registration.announce(address)
         assert address in CliRunner().invoke(app, ["ls"]).stdout
+
+
+def test_a_list_of_fleets_breaks_no_address(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    address = "ipc:///tmp/rolloutbus-1000/run-0123456789/frontend"
+    with Registration("one") as one, Registration("two") as two:
+        one.announce(address)
+        two.announce(address)
+        listed = CliRunner().invoke(app, ["ls"]).stdout
+        assert listed.count(f"address: {address}\n") == 2
+        monkeypatch.setenv("COLUMNS", "200")
+        table = CliRunner().invoke(app, ["ls"]).stdout.splitlines()
+        assert [line.count(address) for line in table] == [0, 1, 1]

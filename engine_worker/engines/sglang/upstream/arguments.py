@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from rolloutbus.engine_worker.engines.sglang.settings import SglangSettings, named
+from rolloutbus.engine_worker.engines.sglang.settings import CPU_LORA, SglangSettings, named
 
 ON_ANY_DEVICE: Mapping[str, object] = {
     "log_level": "warning",
@@ -23,7 +23,7 @@ ON_A_CPU: Mapping[str, object] = {
     "sampling_backend": "pytorch",
     "disable_overlap_schedule": True,
     "disable_cuda_graph": True,
-    "lora_backend": "torch_native",
+    "lora_backend": CPU_LORA,
 }
 FOR_ENCODERS: Mapping[str, object] = {"disable_radix_cache": True, "chunked_prefill_size": -1}
 """Each place of their texts sees the whole: a beginning that is cached, or computed before the

@@ -17,6 +17,16 @@ from torch.utils._device import _device_constructors
 
 __version__ = "0.0.0"
 
+OPERATORS = torch.library.Library("sgl_kernel", "DEF")
+"""Those that models look up while they are imported; none of them has a kernel."""
+for _name in (
+    "fused_qk_gemma_rmsnorm_cpu",
+    "fused_qk_gemma_rmsnorm_with_gate_cpu",
+    "fused_qkvzba_split_reshape_cat_contiguous_cpu",
+    "fused_sigmoid_mul_cpu",
+):
+    OPERATORS.define(f"{_name}(Tensor x) -> Tensor")
+
 
 def __getattr__(name: str) -> Callable[..., NoReturn]:
     if name.startswith("__"):

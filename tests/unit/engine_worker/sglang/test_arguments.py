@@ -74,6 +74,16 @@ def test_an_argument_that_cannot_be_used_is_refused(
         server_arguments(SglangSettings("m", arguments=given), KNOWN)
 
 
+def test_an_adapter_needs_kernels_that_its_device_has() -> None:
+    for backend in ("csgmv", "triton"):
+        with pytest.raises(
+            ValueError, match="lora_backend: on a CPU SGLang has torch_native alone"
+        ):
+            SglangSettings("m", device="cpu", arguments={"lora-backend": backend})
+        SglangSettings("m", device="cuda", arguments={"lora-backend": backend})
+    SglangSettings("m", device="cpu", arguments={"lora_backend": "torch_native"})
+
+
 def test_what_the_operator_says_wins_over_our_choice() -> None:
     settings = SglangSettings("m", slots=8, arguments={"watchdog-timeout": "60", "tp-size": "2"})
     chosen = server_arguments(settings, KNOWN)
