@@ -11,6 +11,7 @@ from rolloutbus.bus.wire.errors import BusError, Refused
 from rolloutbus.bus.wire.messages.control import MemoryTag, PauseMode, ServerFacts
 from rolloutbus.bus.wire.messages.endings import Problem, bad_request
 from rolloutbus.gateway.adapters import LoadBody, load_on_all
+from rolloutbus.gateway.direct_route import DirectRoute
 from rolloutbus.gateway.engine_routes import MEMORY_TAGS, SLOW_S, check_fields
 from rolloutbus.gateway.exchange import Json, as_json, body_of, converted, while_connected
 from rolloutbus.gateway.headers import version_headers, with_headers
@@ -65,10 +66,12 @@ class SkyRLApi:
         self._groups = groups
         self._tokenizer = tokenizer
         self._names = ModelNames(client, settings.served_names)
+        self.direct = [
+            DirectRoute("/inference/v1/generate", self.generate, "POST"),
+            DirectRoute("/skyrl/v1/generate", self.generate_with_experts, "POST"),
+        ]
         self.router = APIRouter()
         for path, answer, method in (
-            ("/inference/v1/generate", self.generate, "POST"),
-            ("/skyrl/v1/generate", self.generate_with_experts, "POST"),
             ("/tokenize", self.tokenize, "POST"),
             ("/detokenize", self.detokenize, "POST"),
             ("/v1/chat/completions/render", self.render, "POST"),
