@@ -66,10 +66,10 @@ class Front:
 
     def cpu_s(self) -> dict[str, float]:
         """By role, so far."""
-        return {role: sum(map(_cpu_s, pids)) for role, pids in self.pids.items()}
+        return {role: sum(map(cpu_s_of, pids)) for role, pids in self.pids.items()}
 
 
-def _cpu_s(pid: int) -> float:
+def cpu_s_of(pid: int) -> float:
     """Of all threads, in nanoseconds' steps; `stat` counts in hundredths of a second."""
     found = 0
     for each in Path(f"/proc/{pid}/task").glob("*/schedstat"):
