@@ -19,6 +19,7 @@ import torch
 import uvloop
 
 import rolloutbus
+from benchmarks.command_path import count
 from benchmarks.gateway_rates import cpu_s_of
 from benchmarks.side_processes import machine
 from rolloutbus import Fleet, RolloutClient, SamplingParams
@@ -144,8 +145,8 @@ def _table(report: Json) -> str:
 def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description="The transformers engine, and generate.")
-    parser.add_argument("--rows", type=int, nargs="+", default=BATCHES, help="of a batch")
-    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--rows", type=count, nargs="+", default=BATCHES, help="of a batch")
+    parser.add_argument("--rounds", type=count, default=5)
     parser.add_argument("--json", action="store_true", help="one JSON object")
     options = parser.parse_args()
     report = uvloop.run(_measured(options))

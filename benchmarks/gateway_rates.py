@@ -32,6 +32,7 @@ from tokenizers.models import WordLevel
 from transformers import PreTrainedTokenizerFast
 
 import rolloutbus
+from benchmarks.command_path import count, seconds_of
 from benchmarks.side_processes import machine
 from benchmarks.vs_smg import MOCK, SMG_PYTHON, child, free_port
 
@@ -372,11 +373,13 @@ def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="Requests per core, and first tokens.")
     parser.add_argument("--endpoint", choices=["generate", "v1/completions"], default="generate")
     parser.add_argument("--peers", nargs="*", choices=list(PEERS), default=["smg"])
-    parser.add_argument("--in-flight", type=int, nargs="+", default=IN_FLIGHT)
-    parser.add_argument("--seconds", type=float, default=0.4, help="of a closed loop")
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--rate", type=float, default=20.0, help="streams a second")
-    parser.add_argument("--first-seconds", type=float, default=2.0, help="of these, in a round")
+    parser.add_argument("--in-flight", type=count, nargs="+", default=IN_FLIGHT)
+    parser.add_argument("--seconds", type=seconds_of, default=0.4, help="of a closed loop")
+    parser.add_argument("--rounds", type=count, default=5)
+    parser.add_argument("--rate", type=count, default=20, help="streams a second")
+    parser.add_argument(
+        "--first-seconds", type=seconds_of, default=2.0, help="of these, in a round"
+    )
     parser.add_argument("--smg", type=Path, default=SMG_PYTHON, help="a Python that has smg 1.13.0")
     parser.add_argument(
         "--sglang-router", type=Path, default=SMG_PYTHON, help="a Python that has sglang-router"

@@ -109,6 +109,8 @@ class Server:
         with suppress(asyncio.IncompleteReadError, ConnectionError):
             while True:
                 head = await reader.readuntil(b"\r\n\r\n")
+                if not head.startswith((b"GET ", b"POST ")):
+                    break  # some ask first whether this is gRPC
                 method, path, _ = head.split(b" ", 2)
                 length = LENGTH.search(head)
                 body = await reader.readexactly(int(length[1]) if length else 0)
