@@ -8,8 +8,14 @@ from fastapi import APIRouter, Request, Response
 
 from rolloutbus.bus.wire.errors import Refused
 from rolloutbus.bus.wire.messages.endings import Problem, bad_request
-from rolloutbus.gateway.direct_route import DirectRoute
-from rolloutbus.gateway.exchange import EventStream, Json, as_json, body_of, while_connected
+from rolloutbus.gateway.exchange import (
+    DirectRoute,
+    EventStream,
+    Json,
+    as_json,
+    body_of,
+    while_connected,
+)
 from rolloutbus.gateway.headers import version_headers, with_headers
 from rolloutbus.gateway.models import DEFAULT_POLICY, ModelNames
 from rolloutbus.gateway.problems import openai_error

@@ -9,9 +9,15 @@ from fastapi import APIRouter, Request, Response
 from rolloutbus.bus.wire.errors import BusError, Refused
 from rolloutbus.bus.wire.messages.control import ServerFacts
 from rolloutbus.bus.wire.messages.endings import Problem, bad_request
-from rolloutbus.gateway.direct_route import DirectRoute
 from rolloutbus.gateway.engine_routes import check_fields
-from rolloutbus.gateway.exchange import EventStream, Json, as_json, body_of, while_connected
+from rolloutbus.gateway.exchange import (
+    DirectRoute,
+    EventStream,
+    Json,
+    as_json,
+    body_of,
+    while_connected,
+)
 from rolloutbus.gateway.headers import version_headers, with_headers
 from rolloutbus.gateway.problems import openai_error
 from rolloutbus.gateway.samples import sampled

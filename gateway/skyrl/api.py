@@ -11,9 +11,15 @@ from rolloutbus.bus.wire.errors import BusError, Refused
 from rolloutbus.bus.wire.messages.control import MemoryTag, PauseMode, ServerFacts
 from rolloutbus.bus.wire.messages.endings import Problem, bad_request
 from rolloutbus.gateway.adapters import LoadBody, load_on_all
-from rolloutbus.gateway.direct_route import DirectRoute
 from rolloutbus.gateway.engine_routes import MEMORY_TAGS, SLOW_S, check_fields
-from rolloutbus.gateway.exchange import Json, as_json, body_of, converted, while_connected
+from rolloutbus.gateway.exchange import (
+    DirectRoute,
+    Json,
+    as_json,
+    body_of,
+    converted,
+    while_connected,
+)
 from rolloutbus.gateway.headers import version_headers, with_headers
 from rolloutbus.gateway.models import ModelNames
 from rolloutbus.gateway.problems import with_field_of
