@@ -322,13 +322,15 @@ def _peers(text: str) -> list[str]:
     return list(dict.fromkeys(names))
 
 
-def _count(text: str) -> int:
+def count(text: str) -> int:
+    """An argument that counts something, 1 at least."""
     if not text.isdecimal() or not int(text):
         raise argparse.ArgumentTypeError(f"a whole number from 1 on, not {text!r}")
     return int(text)
 
 
-def _seconds(text: str) -> float:
+def seconds_of(text: str) -> float:
+    """An argument that is a time."""
     with suppress(ValueError):
         if 0 < (seconds := float(text)) <= MAX_SECONDS:
             return seconds
@@ -345,10 +347,10 @@ def parser_of_options() -> argparse.ArgumentParser:
     add = parser.add_argument
     chosen = f"paths to compare with, of {','.join(PEERS)}; all that can be had here"
     add("--peers", type=_peers, metavar="NAME,…", help=chosen)
-    add("--in-flight", type=_count, nargs="+", default=[1, 64, 256, 1024], metavar="N")
-    add("--workers", type=_count, default=8, metavar="N", help="processes that answer; 8")
-    add("--rounds", type=_count, default=3, metavar="N", help="samples of each row; 3")
-    add("--seconds", type=_seconds, default=0.5, metavar="S", help="length of a sample; 0.5")
+    add("--in-flight", type=count, nargs="+", default=[1, 64, 256, 1024], metavar="N")
+    add("--workers", type=count, default=8, metavar="N", help="processes that answer; 8")
+    add("--rounds", type=count, default=3, metavar="N", help="samples of each row; 3")
+    add("--seconds", type=seconds_of, default=0.5, metavar="S", help="length of a sample; 0.5")
     add("--json", action="store_true", help="print one JSON object alone")
     return parser
 

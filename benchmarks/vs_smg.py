@@ -128,7 +128,7 @@ async def _half_updated(front: Front, n: int) -> Json:
 
 @asynccontextmanager
 async def _smg(python: Path) -> AsyncGenerator[Front]:
-    ports = [str(_free_port()) for _ in range(N_WORKERS + 2)]
+    ports = [str(free_port()) for _ in range(N_WORKERS + 2)]
     workers = [f"http://127.0.0.1:{port}" for port in ports[:N_WORKERS]]
     where = ["--host", "127.0.0.1", "--port", ports[-2], "--worker-urls", *workers]
     more = ["--policy", "round_robin", "--enable-rl", "--prometheus-port", ports[-1]]
@@ -138,7 +138,7 @@ async def _smg(python: Path) -> AsyncGenerator[Front]:
             [sys.executable, MOCK, ports[1], "--refuses-updates"],
             [str(python), "-m", "smg.launch_router", *where, *more],
         ):
-            await stack.enter_async_context(_child(*command))
+            await stack.enter_async_context(child(*command))
         http = Http(f"http://127.0.0.1:{ports[-2]}")
 
         async def update_one() -> str:
@@ -179,18 +179,20 @@ def _weights(value: float) -> dict[str, torch.Tensor]:
 
 
 @asynccontextmanager
-async def _child(*command: str) -> AsyncGenerator[None]:
+async def child(*command: str) -> AsyncGenerator[asyncio.subprocess.Process]:
+    """A process that says nothing, killed at the end."""
     quiet = asyncio.subprocess.DEVNULL
     process = await asyncio.create_subprocess_exec(*command, stdout=quiet, stderr=quiet)
     try:
-        yield
+        yield process
     finally:
         with suppress(ProcessLookupError):
             process.kill()
         await process.wait()
 
 
-def _free_port() -> int:
+def free_port() -> int:
+    """One that nobody has now."""
     with socket.create_server(("127.0.0.1", 0)) as bound:
         return int(bound.getsockname()[1])
 

@@ -3,16 +3,17 @@
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from fastapi import Request
+from starlette.types import Scope
 
 from rolloutbus.bus.wire.errors import Refused
 from rolloutbus.bus.wire.messages.endings import bad_request
 from rolloutbus.gateway.exchange import Json
 
-SESSION = "x-session-id"
-ROUTING_KEY = "x-smg-routing-key"
+SESSION = b"x-session-id"
+ROUTING_KEY = b"x-smg-routing-key"
 """SMG's name of it: requests with the same key go to the same worker."""
-DEADLINE = "x-deadline-ms"
-VERSION_POLICY = "x-smg-version-policy"
+DEADLINE = b"x-deadline-ms"
+VERSION_POLICY = b"x-smg-version-policy"
 WEIGHT_VERSION = "x-smg-weight-version"
 MIXED_VERSION = "x-smg-mixed-version"
 POLICY_FORMS = "any, latest-only, min-version:V or max-staleness:K"
@@ -35,13 +36,13 @@ def versions_of_policy(policy: str) -> str:
     if name in ("min-version", "max-staleness") and number.isascii() and number.isdigit():
         return f"{name.removesuffix('-version')}:{number}"
     message = f"{policy[:64]!r} is not {POLICY_FORMS}, with V and K whole numbers"
-    raise Refused(bad_request(VERSION_POLICY, message))
+    raise Refused(bad_request(VERSION_POLICY.decode(), message))
 
 
 def _deadline_s(value: str) -> float:
     if not (value.isascii() and value.isdigit() and int(value[:20])):
         message = f"{value[:64]!r} is not a whole number of milliseconds above 0"
-        raise Refused(bad_request(DEADLINE, message))
+        raise Refused(bad_request(DEADLINE.decode(), message))
     return int(value[:20]) / 1e3
 
 
@@ -49,7 +50,7 @@ def _session(value: str) -> str:
     return value
 
 
-_READERS: Mapping[str, tuple[str, Callable[[str], str | float]]] = {
+_READERS: Mapping[bytes, tuple[str, Callable[[str], str | float]]] = {
     SESSION: ("session_id", _session),
     ROUTING_KEY: ("session_id", _session),
     DEADLINE: ("timeout", _deadline_s),
@@ -64,17 +65,32 @@ def with_headers(request: Request, body: Json) -> Json:
     Raises:
         Refused: a header has a wrong value, or the body says otherwise.
     """
+    sent = {name for name, _ in request.scope["headers"]}
+    if sent.isdisjoint(_READERS):
+        return body
     said: Json = {}
     for header, (field, read) in _READERS.items():
-        value = request.headers.get(header)
+        value = header_in(request.scope, header)
         if value is None:
             continue
         before = said.get(field, body.get(field))
         said[field] = read(value)
         if before not in (None, said[field]):
-            message = f"the header {header} and another {field} differ; leave one out"
+            name = header.decode()
+            message = f"the header {name} and another {field} differ; leave one out"
             raise Refused(bad_request(field, message))
     return {**body, **said}
+
+
+def header_in(scope: Scope, name: bytes) -> str | None:
+    """The first header of this name, which is in small letters; None: there is none.
+
+    `Headers` of starlette does the same, and first copies all of them.
+    """
+    for each, value in scope["headers"]:
+        if each == name:
+            return value.decode("latin-1")
+    return None
 
 
 def version_headers(runs: Iterable[Sequence[int]]) -> dict[str, str]:

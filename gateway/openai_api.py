@@ -8,7 +8,14 @@ from fastapi import APIRouter, Request, Response
 
 from rolloutbus.bus.wire.errors import Refused
 from rolloutbus.bus.wire.messages.endings import Problem, bad_request
-from rolloutbus.gateway.exchange import EventStream, Json, as_json, body_of, while_connected
+from rolloutbus.gateway.exchange import (
+    DirectRoute,
+    EventStream,
+    Json,
+    as_json,
+    body_of,
+    while_connected,
+)
 from rolloutbus.gateway.headers import version_headers, with_headers
 from rolloutbus.gateway.models import DEFAULT_POLICY, ModelNames
 from rolloutbus.gateway.problems import openai_error
@@ -48,9 +55,11 @@ class OpenAIApi:
             if tokenizer is not None
             else None
         )
+        self.direct = [
+            DirectRoute("/v1/chat/completions", self.chat, "POST"),
+            DirectRoute("/v1/completions", self.completion, "POST"),
+        ]
         self.router = APIRouter(prefix="/v1")
-        self.router.add_api_route("/chat/completions", self.chat, methods=["POST"])
-        self.router.add_api_route("/completions", self.completion, methods=["POST"])
         self.router.add_api_route("/embeddings", self.embeddings, methods=["POST"])
         self.router.add_api_route("/models", self.models, methods=["GET"])
         self.router.add_api_route("/models/{model:path}", self.model, methods=["GET"])

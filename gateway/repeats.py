@@ -8,10 +8,10 @@ from http import HTTPStatus
 from typing import Any
 
 import msgspec
-from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from rolloutbus.gateway.exchange import as_json
+from rolloutbus.gateway.headers import header_in
 from rolloutbus.gateway.problems import error_body
 
 HEADER = "x-request-id"
@@ -82,7 +82,7 @@ class OncePerRequestId:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """See the class."""
         is_sampling = scope["type"] == "http" and scope["path"] in PATHS
-        request_id = Headers(scope=scope).get(HEADER) if is_sampling else None
+        request_id = header_in(scope, HEADER.encode()) if is_sampling else None
         if request_id is None:
             await self._app(scope, receive, send)
             return

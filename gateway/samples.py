@@ -6,6 +6,7 @@ from typing import Any, cast
 
 import msgspec
 
+from rolloutbus.bus.wire.errors import BusError
 from rolloutbus.bus.wire.messages.generation import SamplingParams
 from rolloutbus.trainer_adapter.client.asks import GenerateOptions, ask_of, deadline_of, row_seed
 from rolloutbus.trainer_adapter.client.client import RolloutClient
@@ -64,11 +65,19 @@ async def sampled(
             futures.append(future)
         if on_rids is not None:
             on_rids(rids)
-        results = await asyncio.gather(*futures, return_exceptions=True)
+        results = [await _settled(future) for future in futures]
     finally:
         for rid in rids:
             connection.forget(rid)
     return [_rollout_in(result) for result in results]
+
+
+async def _settled(future: "asyncio.Future[Any]") -> Any:  # noqa: ANN401 - as it has it
+    """A result, or the error instead of one."""
+    try:
+        return await future
+    except BusError as error:
+        return error
 
 
 def _of_row(sampling: SamplingParams, row: int) -> SamplingParams:

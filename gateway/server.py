@@ -240,6 +240,7 @@ async def serve(
         lifespan="off",
         log_level="warning",
         access_log=False,
+        proxy_headers=False,  # nothing here asks for a client's address
         timeout_graceful_shutdown=math.ceil(drain_s) + ABORT_S,
     )
     server = _Server(config, on_ready)

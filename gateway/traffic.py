@@ -12,6 +12,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from rolloutbus.bus.actor.json_log import JsonLog, caller, child_of, place_of
 from rolloutbus.bus.wire.durations import DurationCounter
 from rolloutbus.gateway.fleet_metrics import counter, gauge, histogram
+from rolloutbus.gateway.headers import header_in
 
 ENDPOINT = ("endpoint",)
 LOGGED = {"x-request-id": "request_id", "x-session-id": "session"}
@@ -73,17 +74,24 @@ class CountTraffic:
             return
         exchange = _Exchange(self._traffic, scope, send)
         self._traffic.n_open += 1
-        above = Headers(scope=scope).get("traceparent", "")
+        try:
+            if self._log is None:
+                await self._app(scope, receive, exchange.send)
+            else:
+                await self._logged(self._log, exchange, scope, receive)
+        finally:
+            exchange.ended()
+
+    async def _logged(
+        self, log: JsonLog, exchange: "_Exchange", scope: Scope, receive: Receive
+    ) -> None:
+        above = header_in(scope, b"traceparent") or ""
         traceparent = child_of(above)
-        if self._log is not None:  # the client's requests, in this task, are below it
-            caller.set(traceparent)
+        caller.set(traceparent)  # the client's requests, in this task, are below it
         try:
             await self._app(scope, receive, exchange.send)
         finally:
-            exchange.ended()
-            if self._log is not None:
-                fields = exchange.logged() | place_of(traceparent, above)
-                self._log.write("info", "http request", fields)
+            log.write("info", "http request", exchange.logged() | place_of(traceparent, above))
 
 
 class _Exchange:

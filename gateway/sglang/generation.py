@@ -10,7 +10,14 @@ from rolloutbus.bus.wire.errors import BusError, Refused
 from rolloutbus.bus.wire.messages.control import ServerFacts
 from rolloutbus.bus.wire.messages.endings import Problem, bad_request
 from rolloutbus.gateway.engine_routes import check_fields, check_query
-from rolloutbus.gateway.exchange import EventStream, Json, as_json, body_of, while_connected
+from rolloutbus.gateway.exchange import (
+    DirectRoute,
+    EventStream,
+    Json,
+    as_json,
+    body_of,
+    while_connected,
+)
 from rolloutbus.gateway.headers import version_headers, with_headers
 from rolloutbus.gateway.problems import openai_error
 from rolloutbus.gateway.samples import sampled
@@ -51,12 +58,9 @@ class GenerationApi:
         """Engines can tell how much of a prompt they had cached; None: they were not asked."""
         self._rids: dict[str, list[str]] = {}
         """The callers' names of requests under way -> the bus's."""
+        self.direct = [DirectRoute("/generate", self.generate, "POST", "PUT")]
         self.router = APIRouter()
-        for path, answer, methods in (
-            ("/generate", self.generate, ["POST", "PUT"]),
-            ("/abort_request", self.abort_request, ["POST"]),
-        ):
-            self.router.add_api_route(path, answer, methods=methods)
+        self.router.add_api_route("/abort_request", self.abort_request, methods=["POST"])
 
     async def generate(self, request: Request) -> Response:
         """`POST /generate`: samples of one prompt or of a list, whole or as server-sent events."""

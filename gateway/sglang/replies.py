@@ -1,15 +1,11 @@
 """SGLang's replies to commands about weights: `success`, and a sentence."""
 
-from collections.abc import Awaitable, Callable
-
 from fastapi import Request, Response
 
 from rolloutbus.bus.wire.errors import BusError, Refused
 from rolloutbus.bus.wire.messages.endings import Problem
-from rolloutbus.gateway.exchange import Json, as_json
+from rolloutbus.gateway.exchange import Endpoint, Json, as_json
 from rolloutbus.gateway.problems import headers_of, openai_error, status_of
-
-Endpoint = Callable[[Request], Awaitable[Response]]
 
 
 def telling_success(answer: Endpoint, *, sentence: str = "message") -> Endpoint:

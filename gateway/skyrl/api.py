@@ -12,7 +12,14 @@ from rolloutbus.bus.wire.messages.control import MemoryTag, PauseMode, ServerFac
 from rolloutbus.bus.wire.messages.endings import Problem, bad_request
 from rolloutbus.gateway.adapters import LoadBody, load_on_all
 from rolloutbus.gateway.engine_routes import MEMORY_TAGS, SLOW_S, check_fields, check_query
-from rolloutbus.gateway.exchange import Json, as_json, body_of, converted, while_connected
+from rolloutbus.gateway.exchange import (
+    DirectRoute,
+    Json,
+    as_json,
+    body_of,
+    converted,
+    while_connected,
+)
 from rolloutbus.gateway.headers import version_headers, with_headers
 from rolloutbus.gateway.models import ModelNames
 from rolloutbus.gateway.problems import with_field_of
@@ -65,10 +72,12 @@ class SkyRLApi:
         self._groups = groups
         self._tokenizer = tokenizer
         self._names = ModelNames(client, settings.served_names)
+        self.direct = [
+            DirectRoute("/inference/v1/generate", self.generate, "POST"),
+            DirectRoute("/skyrl/v1/generate", self.generate_with_experts, "POST"),
+        ]
         self.router = APIRouter()
         for path, answer, method in (
-            ("/inference/v1/generate", self.generate, "POST"),
-            ("/skyrl/v1/generate", self.generate_with_experts, "POST"),
             ("/tokenize", self.tokenize, "POST"),
             ("/detokenize", self.detokenize, "POST"),
             ("/v1/chat/completions/render", self.render, "POST"),

@@ -162,9 +162,8 @@ def body_of(payload: Mapping[str, Any], kind: type[BodyT]) -> BodyT:
         body = msgspec.convert(fields, kind)
     except msgspec.ValidationError as error:
         raise refusal(*_told(error)) from error
-    known = {field.encode_name for field in msgspec.structs.fields(kind)} | IGNORED
     for name in fields:
-        if name not in known:
+        if name not in kind.__struct_encode_fields__ and name not in IGNORED:
             raise unsupported(name, f"there is no field {name[:64]!r} here; leave it out")
     if isinstance(body, Body) and body.n is not None and not 1 <= body.n <= MAX_SAMPLES:
         raise refusal("n", f"n is {body.n}; it must be from 1 to {MAX_SAMPLES}")

@@ -55,11 +55,16 @@ class _Row:
     """Weight change that its KV began under."""
 
 
+NO_SLOTS = np.zeros(0, np.int64)
+
+
 @dataclass(slots=True)
 class _Computed:
     """Tokens of a step that the requests do not have yet."""
 
     rows: list[_Row] = field(default_factory=list[_Row])
+    slots: Slots = field(default_factory=lambda: NO_SLOTS)
+    """Of the rows."""
     draw: Draw | None = None
 
 
@@ -118,6 +123,7 @@ class Batch:
         if fresh:
             self._forward.clear(fresh)
 
+    @torch.inference_mode()
     def compute(self) -> None:
         """See `Stepper`."""
         self._plan_prefill()
@@ -138,20 +144,19 @@ class Batch:
                 del self._prefilling[key]
         self._chunks.clear()
         self._budget = self._limits.prefill_tokens
-        self._computed = _Computed(ready)
+        self._computed = _Computed(ready, slots := _slots(ready))
         if ready:
             scores = logits[0] if len(logits) == 1 else torch.cat(logits)
-            with torch.inference_mode():
-                self._computed.draw = self._sampler.sample(scores, _slots(ready))
+            self._computed.draw = self._sampler.sample(scores, slots)
 
     def accept(self, dropped: AbstractSet[AttemptKey]) -> Step:
         """See `Stepper`."""
-        rows, draw = self._computed.rows, self._computed.draw
+        rows, slots, draw = self._computed.rows, self._computed.slots, self._computed.draw
         self._computed = _Computed()
         if draw is None:
             empty = np.empty(0, np.float32)
             return Step((), (), np.empty(0, np.int32), empty, self.version)
-        self._last[_slots(rows)] = draw.tokens
+        self._last[slots] = draw.tokens
         problems = [
             (rows[i].request.key, _problem_of(problem, rows[i].request))
             for i, problem in draw.failed.items()

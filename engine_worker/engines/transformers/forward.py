@@ -113,6 +113,8 @@ class Forward:
     def __init__(self, lm: CausalLm, n_blocks: int, block_size: int) -> None:
         self._lm = lm
         self._block_size = block_size
+        n_places = -(-lm.max_context // block_size) * block_size
+        self._places = torch.arange(n_places, device=lm.device)
         self._kv = PagedKv(lm.n_layers, n_blocks + N_SPECIAL_BLOCKS, block_size)
         # The first use of the cache allocates it, and shows early what the model cannot do.
         self.allocate()
@@ -140,7 +142,7 @@ class Forward:
 
         Args:
             ids: int64 [n, q], padded on the left with any valid id.
-            positions: int64 [n, q], `PADDING` where padded.
+            positions: int64 [n, q], `PADDING` where padded; a grid of one column is not.
             tables: int64 [n, >= blocks of the longest row], the blocks of each row; `BLANK_BLOCK`
                 where it has none.
             adapters: of each row; nothing: no row uses any.
@@ -148,14 +150,17 @@ class Forward:
         Returns:
             [n, vocab], dtype of the model.
         """
-        n_keys = int(positions.max()) + 1
-        n_blocks = -(-n_keys // self._block_size)
+        size = self._block_size
+        n_blocks = int(positions.max()) // size + 1
         tables = tables[:, :n_blocks]
-        # Padding writes to the trash block and sees position 0, so that nothing becomes NaN.
-        real = np.maximum(positions, 0)
-        blocks = np.take_along_axis(tables, real // self._block_size, axis=1)
-        write = blocks * self._block_size + real % self._block_size
-        write[positions == PADDING] = TRASH_BLOCK
+        real = positions
+        if positions.shape[1] > 1:
+            # Padding writes to the trash block and sees position 0, so that nothing becomes NaN.
+            real = np.maximum(positions, 0)
+        blocks = tables[np.arange(len(tables))[:, None], real // size]
+        write = blocks * size + real % size
+        if real is not positions:
+            write[positions == PADDING] = TRASH_BLOCK
         self._kv.prepare(
             KvSlots(write=self._send(write).view(-1), read=self._send(tables).view(-1))
         )
@@ -164,7 +169,7 @@ class Forward:
             output = self._lm.model(
                 input_ids=self._send(ids),
                 position_ids=at,
-                attention_mask=self._masks(at, n_blocks * self._block_size),
+                attention_mask=self._masks(at, n_blocks * size),
                 past_key_values=self._kv,
                 use_cache=True,
                 logits_to_keep=1,
@@ -184,7 +189,7 @@ class Forward:
 
     def _masks(self, at: torch.Tensor, n_keys: int) -> torch.Tensor | dict[str, torch.Tensor]:
         """Which keys each token sees: [n, 1, q, n_keys] per kind of attention layer."""
-        key = torch.arange(n_keys, device=self._lm.device)
+        key = self._places[:n_keys]
         query = at[:, None, :, None]
         causal = key <= query
         masks = {

@@ -25,6 +25,7 @@ from rolloutbus.engine_worker.engines.transformers.grammars import GrammarMasks
 
 Slots = np.ndarray[tuple[int], np.dtype[np.int64]]
 Float64s = np.ndarray[tuple[int], np.dtype[np.float64]]
+UInt64s = np.ndarray[tuple[int], np.dtype[np.uint64]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,25 +54,48 @@ class Draw:
         )
 
 
-def uniforms(
-    seeds: np.ndarray[tuple[int], np.dtype[np.uint64]], indices: Slots
-) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
+def uniforms(seeds: UInt64s, indices: Slots) -> Float64s:
     """Numbers in [0, 1), float64 [n], each a pure function of its (seed, index).
 
     Source: the splitmix64 finaliser, Steele, Lea, Flood: Fast Splittable Pseudorandom Number
     Generators, 2014.
     """
-    mixed = _mix(_mix(seeds + np.uint64(0x9E3779B97F4A7C15)) ^ indices.astype(np.uint64))
+    return _uniforms_of(_mixed_seeds(seeds), indices)
+
+
+def _mixed_seeds(seeds: UInt64s) -> UInt64s:
+    """The part of `uniforms` that depends on the seeds only."""
+    return _mix(seeds + np.uint64(0x9E3779B97F4A7C15))
+
+
+def _uniforms_of(mixed_seeds: UInt64s, indices: Slots) -> Float64s:
+    mixed = _mix(mixed_seeds ^ indices.view(np.uint64))
     # 52 bits and not 53: u * total then stays below total after rounding.
     return (mixed >> np.uint64(12)).astype(np.float64) * 2.0**-52
 
 
-def _mix(
-    x: np.ndarray[tuple[int], np.dtype[np.uint64]],
-) -> np.ndarray[tuple[int], np.dtype[np.uint64]]:
+def _mix(x: UInt64s) -> UInt64s:
     x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return x ^ (x >> np.uint64(31))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Parameters:
+    """Of the rows of a batch; they stay the same from step to step while the rows do."""
+
+    slots: Slots
+    mixed_seeds: UInt64s
+    greedy: torch.Tensor | None
+    """bool [n]: which rows take the likeliest; None: no row does."""
+    is_all_greedy: bool
+    divisor: torch.Tensor | None
+    """float32 [n, 1]; None: 1 for all."""
+    truncates: np.ndarray[tuple[int], np.dtype[np.bool_]]
+    truncated: Slots
+    """Rows of which that is true."""
+    penalised: Slots
+    """Rows with penalties."""
 
 
 class Sampler:
@@ -91,6 +115,8 @@ class Sampler:
         self._truncates = np.zeros(n_slots, np.bool_)
         self._penalises = np.zeros(n_slots, np.bool_)
         self._end_ids: dict[int, torch.Tensor] = {}
+        self._parameters: _Parameters | None = None
+        """Of the last step."""
         self._grammars = GrammarMasks(n_slots)
         self._rules = RowRules(device)
         self._counts: torch.Tensor | None = None
@@ -101,6 +127,7 @@ class Sampler:
     def enter(self, slot: int, request: EngineRequest) -> None:
         """Set `slot` up for `request`, its tokens so far included."""
         s = request.sampling
+        self._parameters = None
         self._temperature[slot] = s.temperature
         self._seed[slot] = request.seed
         self._n_generated[slot] = len(request.tokens)
@@ -126,63 +153,83 @@ class Sampler:
             logits: any float dtype [n, vocab].
             slots: int64 [n], the slot of each row, each at most once.
         """
+        rows = self._parameters_of(slots)
         scores = logits.float()
         dead_ends = self._grammars.apply(scores, slots)
         self._rules.bias(scores, slots)
-        self._penalise(scores, slots)
+        self._penalise(scores, rows)
         self._ban_endings(scores, slots)
         ruled_out = {**self._rules.process(scores, slots), **dead_ends}
-        temperature = self._temperature[slots]
-        greedy = temperature == 0.0
-        divisor = np.where(greedy, 1.0, temperature)
-        if (divisor != 1.0).any():
-            scores = scores / self._column(divisor)
+        if rows.divisor is not None:
+            scores = scores / rows.divisor
         logprobs = torch.log_softmax(scores, dim=-1)
-        tokens, probs, mass = self._draw(logprobs, slots, greedy)
+        tokens, probs, mass = self._draw(logprobs, rows)
         chosen = logprobs.gather(1, tokens[:, None])[:, 0]
         # One copy to the host for everything: float64 holds int32 and float32 exactly.
-        columns = torch.stack([tokens.double(), chosen.double(), mass.log()]).cpu().numpy()
+        told = [tokens.double(), chosen.double()]
+        if len(rows.truncated):
+            told.append(mass.log())
+        columns = torch.stack(told).cpu().numpy()
         broken = np.flatnonzero(~np.isfinite(columns[1]))
         failed = {**ruled_out, **dict.fromkeys(broken.tolist(), BROKEN_WEIGHTS)}
-        drawn = self._finish(columns, slots)
+        drawn = self._finish(columns, rows)
         wanted = self._rules.wanted(logprobs, probs, drawn.tokens, slots)
         return replace(drawn, wanted=wanted, failed=failed) if wanted or failed else drawn
 
-    def _finish(self, columns: np.ndarray, slots: Slots) -> Draw:
+    def _parameters_of(self, slots: Slots) -> _Parameters:
+        last = self._parameters
+        if last is not None and np.array_equal(last.slots, slots):
+            return last
+        temperature = self._temperature[slots]
+        greedy = temperature == 0.0
+        divisor = np.where(greedy, 1.0, temperature)
+        truncates = self._truncates[slots]
+        self._parameters = found = _Parameters(
+            slots=slots.copy(),
+            mixed_seeds=_mixed_seeds(self._seed[slots]),
+            greedy=torch.as_tensor(greedy, device=self._device) if greedy.any() else None,
+            is_all_greedy=bool(greedy.all()),
+            divisor=self._column(divisor) if (divisor != 1.0).any() else None,
+            truncates=truncates,
+            truncated=np.flatnonzero(truncates),
+            penalised=np.flatnonzero(self._penalises[slots]),
+        )
+        return found
+
+    def _finish(self, columns: np.ndarray, rows: _Parameters) -> Draw:
         tokens = columns[0].astype(np.int32)
-        self._n_generated[slots] += 1
-        self._count_new(tokens, slots)
+        self._n_generated[rows.slots] += 1
+        self._count_new(tokens, rows)
         behaviour = None
-        if self._truncates[slots].any():
-            cut = np.where(self._truncates[slots], columns[2], 0.0)
+        if len(rows.truncated):
+            cut = np.where(rows.truncates, columns[2], 0.0)
             behaviour = (columns[1] - cut).astype(np.float32)
         return Draw(tokens, columns[1].astype(np.float32), behaviour)
 
     def _draw(
-        self, logprobs: torch.Tensor, slots: Slots, greedy: np.ndarray
+        self, logprobs: torch.Tensor, rows: _Parameters
     ) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor]:
         """Tokens int64 [n], what truncation left float64 [n, vocab], and its sums float64 [n].
 
         None in the middle: every row takes the likeliest.
         """
-        if greedy.all():
+        if rows.is_all_greedy:
             tokens = logprobs.argmax(dim=-1)
             return tokens, None, torch.ones_like(tokens, dtype=torch.float64)
         # In float32 the cumulative sum of a large vocabulary would lose its tail.
         probs = logprobs.double().exp_()
-        rows = np.flatnonzero(self._truncates[slots])
-        if len(rows):
-            self._truncate(probs, rows, slots[rows])
+        if len(rows.truncated):
+            self._truncate(probs, rows.truncated, rows.slots[rows.truncated])
         cumulative = probs.cumsum(dim=-1)
         mass = cumulative[:, -1]
-        at = self._column(uniforms(self._seed[slots], self._n_generated[slots]), torch.float64)
+        drawn = _uniforms_of(rows.mixed_seeds, self._n_generated[rows.slots])
+        at = self._column(drawn, torch.float64)
         # The first index whose sum exceeds u: never one of probability 0.
         tokens = torch.searchsorted(cumulative, at * mass[:, None], right=True)[:, 0]
         # Of NaN every index is past the end; such a row is known by its logprob.
         tokens.clamp_(max=self._vocab_size - 1)
-        if greedy.any():
-            is_greedy = torch.as_tensor(greedy, device=self._device)
-            tokens = torch.where(is_greedy, logprobs.argmax(dim=-1), tokens)
+        if rows.greedy is not None:
+            tokens = torch.where(rows.greedy, logprobs.argmax(dim=-1), tokens)
         return tokens, probs, mass
 
     def _truncate(self, probs: torch.Tensor, rows: Slots, slots: Slots) -> None:
@@ -198,8 +245,8 @@ class Sampler:
         keep[:, 0] = True
         probs[index] = torch.zeros_like(ordered).scatter_(1, order, ordered * keep)
 
-    def _penalise(self, scores: torch.Tensor, slots: Slots) -> None:
-        rows = np.flatnonzero(self._penalises[slots])
+    def _penalise(self, scores: torch.Tensor, parameters: _Parameters) -> None:
+        rows, slots = parameters.penalised, parameters.slots
         if not len(rows):
             return
         assert self._counts is not None
@@ -211,6 +258,8 @@ class Sampler:
         scores[index] = penalised(scores[index], counts, seen, penalties.to(self._device))
 
     def _ban_endings(self, scores: torch.Tensor, slots: Slots) -> None:
+        if not self._end_ids:
+            return
         for row in np.flatnonzero(self._n_generated[slots] < self._min_new[slots]):
             scores[int(row), self._end_ids[int(slots[row])]] = -torch.inf
 
@@ -225,8 +274,8 @@ class Sampler:
         self._counts[slot] = torch.as_tensor(counts, device=self._device)
         self._seen[slot] = torch.as_tensor(seen, device=self._device)
 
-    def _count_new(self, tokens: Int32s, slots: Slots) -> None:
-        rows = np.flatnonzero(self._penalises[slots])
+    def _count_new(self, tokens: Int32s, parameters: _Parameters) -> None:
+        rows, slots = parameters.penalised, parameters.slots
         if not len(rows):
             return
         assert self._counts is not None
