@@ -25,16 +25,18 @@ DEADLINE_S = 120.0
 KEEPING = {"enable_memory_saver": True, "enable_weights_cpu_backup": True}
 """Arguments of an engine that can sleep, and wakes up with the weights it had."""
 HERE = Path(__file__).parent
+IS_MISSING = importlib.util.find_spec("sglang") is None
+collect_ignore = ["test_media.py"] if IS_MISSING else []
+"""What cannot be imported without the packages beside SGLang."""
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    missing = importlib.util.find_spec("sglang") is None
     for item in items:
         if HERE in item.path.parents:
             item.add_marker(pytest.mark.sglang)
             item.add_marker(pytest.mark.xdist_group(_fleet_of(item)))
-            if missing:
+            if IS_MISSING:
                 item.add_marker(pytest.mark.skip("sglang is not installed: make test-sglang"))
 
 
