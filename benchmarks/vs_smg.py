@@ -192,7 +192,7 @@ async def child(*command: str) -> AsyncGenerator[asyncio.subprocess.Process]:
 
 
 def free_port() -> int:
-    """One that nobody has now."""
+    """Find a TCP port that no program listens on now."""
     with socket.create_server(("127.0.0.1", 0)) as bound:
         return int(bound.getsockname()[1])
 

@@ -52,7 +52,7 @@ class BodyTooLarge(Exception):
 
 
 class ClientLeft(Exception):
-    """The HTTP client disconnected: there is nobody to be answered."""
+    """The HTTP client disconnected before it was answered."""
 
 
 async def body_of(request: Request, limit: int) -> Json:

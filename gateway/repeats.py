@@ -161,7 +161,7 @@ class OncePerRequestId:
             ended.expiry.cancel()
 
     def _abandon(self, left: _Try) -> None:
-        """Nobody came back for it."""
+        """Give up a request that no client has come back for."""
         if not left.n_waiting:
             left.abandoned.set()
 

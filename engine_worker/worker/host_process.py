@@ -34,7 +34,7 @@ class HostExit(NamedTuple):
 
 
 class HostProcess:
-    """One engine host; it dies with this process, whatever happens to either."""
+    """A running engine host; it dies when this process does."""
 
     def __init__(self, process: asyncio.subprocess.Process, link: HostLink) -> None:
         self._process = process

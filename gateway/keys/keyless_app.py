@@ -1,4 +1,4 @@
-"""The gateway that asks for no key: whatever runs on this machine may use it, but no foreign page.
+"""Protects a gateway without keys: programs of this machine may use it, foreign pages may not.
 
 A browser sends what any page says to any address, loopback too. So a page that somebody opens
 could pause a fleet (a plain form needs no permission), and one whose name its owner points at
@@ -25,7 +25,7 @@ FOREIGN_PAGE = (
 
 
 class KeylessApp:
-    """An ASGI application that answers whoever is on this machine, and no page of another site."""
+    """An ASGI application that answers programs of this machine, and no pages of other sites."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -59,7 +59,7 @@ def _refusal(headers: Headers, path: str) -> str:
 
 
 def _is_of_this_machine(host: str) -> bool:
-    """Whether nobody can have pointed this host, with or without a port, at the gateway."""
+    """Whether a `Host` is an IP address or localhost: names could be pointed here by anybody."""
     try:
         name = urlsplit(f"//{host}").hostname or ""
         if name == "localhost" or name.endswith(".localhost"):

@@ -288,7 +288,7 @@ class Updates:
         self._fleet.start(command, [here[name] for name in wave], now)
 
     def _end_waves(self, update: UpdateRecord, now: float) -> None:
-        """Nobody may hear that the version counts before a later router knows that all have it."""
+        """Have the store write that the waves are over; the version is told only after that."""
 
         def written(_is_so: bool | None, at: float) -> None:  # noqa: FBT001 - of OnWritten
             # If it is not, the next router ends the waves once more.
@@ -363,4 +363,4 @@ class Updates:
 
 
 def _ignore_done(_results: Results, _silent: list[str], _now: float) -> None:
-    """Nobody waits for it."""
+    """Ignores the answers: no party waits for this command."""

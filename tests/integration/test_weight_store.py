@@ -173,7 +173,7 @@ async def test_a_version_is_written_to_memory_that_was_made_before_it(tmp_path: 
         made: set[str] = set()
         async with asyncio.timeout(DEADLINE_S):
             while not made:
-                await asyncio.sleep(0.01)
+                await asyncio.sleep(0.01)  # a store tells nobody what it makes ahead
                 made = {each.name for each in SHM_DIR.glob(f"rolloutbus-{owner}-*")} - {used}
         second = await publisher.publish(weights, deadline_s=DEADLINE_S)
         assert {await segment_of(harness, second.version)} == made

@@ -22,7 +22,7 @@ from PIL import Image
 from safetensors.torch import load_file, save_file
 
 from rolloutbus import Media
-from tests.sglang.models import FIRST_BYTE, SHAPE, byte_tokenizer
+from tests.sglang.models import FIRST_BYTE, SHAPE, save_byte_tokenizer
 
 SIDE, PATCH = 56, 14
 """Pixels of a picture's side and of a patch's."""
@@ -156,15 +156,7 @@ def _widen(model: torch.nn.Module, part: str) -> None:
 
 
 def _tokenizer(path: Path, names: dict[int, str]) -> Any:  # noqa: ANN401
-    byte_tokenizer().save_pretrained(path)
-    for file in (path / "tokenizer.json", path / "tokenizer_config.json"):
-        text = file.read_text()
-        for token, name in names.items():
-            text = text.replace(f"<t{token}>", name)
-        file.write_text(text)
-    config = json.loads((path / "tokenizer_config.json").read_text())
-    config["extra_special_tokens"] = [*names.values()]
-    (path / "tokenizer_config.json").write_text(json.dumps(config))
+    save_byte_tokenizer(path, names)
     return _KINDS.AutoTokenizer.from_pretrained(path)
 
 

@@ -3,6 +3,8 @@
 # pyright: reportUnknownMemberType=false
 # torch's and transformers' stubs leave parameters untyped.
 
+import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, cast
 
@@ -59,6 +61,19 @@ def byte_tokenizer() -> transformers.PreTrainedTokenizerFast:
     core.decoder = decoders.ByteLevel()  # type: ignore[assignment] - as above
     special = dict(zip(("pad_token", "bos_token", "eos_token"), names, strict=False))
     return transformers.PreTrainedTokenizerFast(tokenizer_object=core, **special)
+
+
+def save_byte_tokenizer(path: Path, names: Mapping[int, str], **config: str) -> None:
+    """Write `byte_tokenizer` with special tokens of these names, and more of its configuration."""
+    byte_tokenizer().save_pretrained(path)
+    for file in (path / "tokenizer.json", path / "tokenizer_config.json"):
+        text = file.read_text()
+        for token, name in names.items():
+            text = text.replace(f"<t{token}>", name)
+        file.write_text(text)
+    written = json.loads((path / "tokenizer_config.json").read_text()) | config
+    written["extra_special_tokens"] = [*names.values()]
+    (path / "tokenizer_config.json").write_text(json.dumps(written))
 
 
 def _letters_of_bytes() -> list[str]:

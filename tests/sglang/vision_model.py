@@ -15,7 +15,7 @@ import transformers
 from PIL import Image
 from safetensors.torch import load_file, save_file
 
-from tests.sglang.models import SHAPE, byte_tokenizer
+from tests.sglang.models import SHAPE, save_byte_tokenizer
 
 IMAGE, BEGIN, END = 500, 501, 502
 """Tokens: the place of an image in a prompt, and what the processor puts around it."""
@@ -74,16 +74,9 @@ def _rename(path: Path) -> None:
 
 
 def _save_processor(path: Path) -> None:
-    byte_tokenizer().save_pretrained(path)
-    for file in (path / "tokenizer.json", path / "tokenizer_config.json"):
-        text = file.read_text()
-        for token, name in NAMES.items():
-            text = text.replace(f"<t{token}>", name)
-        file.write_text(text)
-    config = json.loads((path / "tokenizer_config.json").read_text())
-    config |= {"image_token": NAMES[IMAGE], "boi_token": NAMES[BEGIN], "eoi_token": NAMES[END]}
-    config["extra_special_tokens"] = [*NAMES.values()]
-    (path / "tokenizer_config.json").write_text(json.dumps(config))
+    save_byte_tokenizer(
+        path, NAMES, image_token=NAMES[IMAGE], boi_token=NAMES[BEGIN], eoi_token=NAMES[END]
+    )
     images = {
         "image_processor_type": "Gemma3ImageProcessor",
         "size": {"height": SIDE, "width": SIDE},

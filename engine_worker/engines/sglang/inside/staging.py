@@ -107,7 +107,7 @@ class Staging:
         return self._held.get(version)
 
     def drop(self, version: int) -> None:
-        """Nobody needs the version any more, and nothing reads it. Idempotent."""
+        """Forget a version that nothing reads any more. Idempotent."""
         self._held.pop(version, None)
         self._copies.drop(version)
         if self._device.type == "cuda":
