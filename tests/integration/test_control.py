@@ -34,12 +34,14 @@ from tests.integration.token_limit import TokenLimit
 
 pytestmark = [
     pytest.mark.integration,
-    pytest.mark.timeout(240),
+    pytest.mark.timeout(600),
     pytest.mark.asyncio(loop_scope="module"),
 ]
 
 FLEET: UpOptions = {**REAL_ENGINES, "store": False, "lease": PATIENT}
 WORKERS = ["w0", "w1"]
+LONG_S = 3 * DEADLINE_S
+"""Of commands that wait for what runs, which a test lets go on for a while."""
 
 
 @pytest_asyncio.fixture(autouse=True, loop_scope="module")
@@ -143,7 +145,7 @@ async def test_draining_lets_running_requests_end_and_new_ones_wait(
 ) -> None:
     running = await under_way(client, N_TOKENS)
 
-    pause = asyncio.create_task(client.pause("drain"))
+    pause = asyncio.create_task(client.pause("drain", deadline_s=LONG_S))
     rollout = await running.rollout()
     assert rollout.n_attempts == 1
     assert_done(await pause)
@@ -159,7 +161,7 @@ async def test_draining_lets_running_requests_end_and_new_ones_wait(
 async def test_a_drain_waits_for_what_runs(client: RolloutClient) -> None:
     running = await under_way(client)
 
-    pause = asyncio.create_task(client.pause("drain"))
+    pause = asyncio.create_task(client.pause("drain", deadline_s=LONG_S))
     await all_are(client, "paused")
     waiting = Streamed(client, PROMPT, sampling(N_TOKENS))
     await status_when(client, lambda status: status.n_queued == 1)
@@ -284,10 +286,30 @@ async def test_a_worker_that_cannot_be_drained_in_time_stays_awake_and_says_so(
 ) -> None:
     streamed = await under_way(client)
 
-    with pytest.raises(FleetCommandFailed) as caught:
-        await client.sleep(drain=True, target=streamed.worker, deadline_s=1.0)
+    said = ""
+    async with asyncio.timeout(DEADLINE_S):
+        while "Refused" not in said:  # a worker that does not answer in time says nothing
+            with pytest.raises(FleetCommandFailed) as caught:
+                await client.sleep(drain=True, target=streamed.worker, deadline_s=1.0)
+            said = str(caught.value)
 
-    assert f"{streamed.worker}: Refused: busy: 1 requests run" in str(caught.value)
+    assert f"{streamed.worker}: Refused: busy: 1 requests run" in said
+    await goes_on(client, streamed)
+
+
+async def test_a_sleep_that_is_given_up_while_a_worker_drains_leaves_it_awake(
+    client: RolloutClient,
+) -> None:
+    streamed = await under_way(client)
+    busy = streamed.worker
+
+    sleeping = asyncio.create_task(client.sleep(drain=True, target=busy, deadline_s=LONG_S))
+    await one_is(client, busy, "paused")
+    sleeping.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await sleeping
+
+    await one_is(client, busy, "ready")
     await goes_on(client, streamed)
 
 
@@ -393,7 +415,9 @@ async def test_a_worker_told_to_leave_finishes_what_it_runs(token_limit: TokenLi
         with token_limit.at(N_BEFORE):
             # Placement is by chance: enough of them that each worker has some.
             streams = await all_under_way([client] * 40, sampling(N_TOKENS))
-            leaving = asyncio.create_task(client.shutdown_worker("w0", drain=True))
+            leaving = asyncio.create_task(
+                client.shutdown_worker("w0", drain=True, deadline_s=LONG_S)
+            )
             await one_is(client, "w0", "draining")
         assert_done(await leaving, ["w0"])
 

@@ -113,13 +113,16 @@ class Commands:
         ends_at = time.monotonic() + self._deadline(deadline_s)
         before = await self.status(deadline_s)
         held = {each.name for each in before.workers if each.state == "paused"}
-        paused = await self.to_workers(Pause(mode), target, deadline_s, check=False)
-        results = [paused]
+        targets = {each.name for each in before.workers} if target == FLEET else {target}
+        results: list[FleetResult] = []
         try:
+            paused = await self.to_workers(Pause(mode), target, deadline_s, check=False)
+            results.append(paused)
+            targets = {*paused.by_worker, *paused.silent}
             left_s = max(LEAST_S, ends_at - time.monotonic())
             results.append(await self.to_workers(body, target, left_s, check=False))
-        finally:
-            names = {*paused.by_worker, *paused.silent} - held if held else [target]
+        finally:  # also of a pause that was given up: it may have come to pass
+            names = targets - held if held else [target]
             results += [await self.to_workers(Resume(), each, 0.0, check=False) for each in names]
         result = _of_second(results)
         if check:
