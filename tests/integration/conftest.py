@@ -18,7 +18,7 @@ import rolloutbus
 from rolloutbus import Fleet, RolloutClient
 from rolloutbus.launcher.settings import UpOptions
 from rolloutbus.trainer_adapter.client.core.settings import ClientSettings
-from tests.integration.live_fleet import DEADLINE_S, ENDLESS
+from tests.integration.live_fleet import DEADLINE_S, ENDLESS, UNHURRIED
 from tests.integration.token_limit import TokenLimit
 
 VOCAB_SIZE = 64
@@ -75,9 +75,16 @@ async def fleet(
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def client(request: pytest.FixtureRequest, fleet: Fleet) -> AsyncIterator[RolloutClient]:
-    """A client named for the module; on a busy machine it waits longer for a late ending."""
+    """A client named for the module; on a busy machine it waits longer for what comes late."""
     name = _module(request).__name__.rpartition(".")[2].removeprefix("test_")
-    settings = ClientSettings(name=name, router=fleet.address, overtime_s=DEADLINE_S)
+    settings = ClientSettings(
+        name=name,
+        router=fleet.address,
+        lease=_options(request).get("lease", UNHURRIED),
+        connect_timeout_s=DEADLINE_S,
+        control_deadline_s=DEADLINE_S,
+        overtime_s=DEADLINE_S,
+    )
     async with RolloutClient(settings) as connected:
         yield connected
 
@@ -85,11 +92,17 @@ async def client(request: pytest.FixtureRequest, fleet: Fleet) -> AsyncIterator[
 def _described(
     request: pytest.FixtureRequest, tiny_model: Path, token_limit: TokenLimit
 ) -> UpOptions:
-    options = cast("UpOptions", vars(_module(request))["FLEET"])
+    options = _options(request)
     if options.get("engine") != "fake":
         return {**options, "model": tiny_model}
     engine_options = {**options.get("engine_options", {}), "hold_file": str(token_limit.path)}
     return {**options, "engine_options": engine_options}
+
+
+def _options(request: pytest.FixtureRequest) -> UpOptions:
+    """The module's own; leases are long, unless it says how long they are."""
+    options = cast("UpOptions", vars(_module(request))["FLEET"])
+    return {"lease": UNHURRIED, **options}
 
 
 def _module(request: pytest.FixtureRequest) -> ModuleType:

@@ -1,7 +1,10 @@
 """What tests of a live fleet share: streams that can be observed, and waits with a deadline."""
 
 import asyncio
+import contextlib
 import os
+import random
+import socket
 import sys
 from asyncio.subprocess import Process
 from collections.abc import AsyncGenerator, Callable, Sequence
@@ -17,6 +20,7 @@ from rolloutbus.bus.actor.process import read_ready
 from rolloutbus.bus.settings import LeaseSettings
 from rolloutbus.bus.wire.messages.control import ServerFacts
 from rolloutbus.engine_worker.engines.fake.engine import fake_logprob, prompt_digest, token_after
+from rolloutbus.engine_worker.settings import HostSettings
 from rolloutbus.errors import RolloutCancelled
 from rolloutbus.launcher.plan import environment
 from rolloutbus.trainer_adapter.client.asks import GenerateOptions, ask_of
@@ -35,6 +39,10 @@ ENDLESS = 24_000
 FAKE_SEED = 7
 PATIENT = LeaseSettings(lease_s=30.0, holder_s=24.0, recovery_s=31.0)
 """Where no lease is to run out: a machine too busy for a heartbeat must not end one."""
+UNHURRIED = LeaseSettings(lease_s=12.0, holder_s=9.6, recovery_s=12.5)
+"""Where one is to run out, or a router to recover, but none because the machine is busy."""
+PATIENT_HOST = HostSettings(give_up_s=60.0, wedged_s=120.0)
+"""Where a test stops an engine host that is not to be given up, however long that takes."""
 
 Found = TypeVar("Found")
 
@@ -164,6 +172,24 @@ class Streamed:
         self._changes.notify()
 
 
+def quiet_addresses(n: int) -> list[str]:
+    """Places on the loopback that stay free while nobody listens: a router may come back to its.
+
+    Their ports are none of those that the system hands out by itself, to servers and clients alike.
+    """
+    handed_out = Path("/proc/sys/net/ipv4/ip_local_port_range").read_text()
+    first, last = map(int, handed_out.split())
+    others = [port for port in range(10_000, 65_536) if not first <= port <= last]
+    random.SystemRandom().shuffle(others)  # those of another test, or of another run, are others
+    found: list[str] = []
+    while len(found) < n:
+        port = others.pop()
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            found.append(f"tcp://127.0.0.1:{port}")
+    return found
+
+
 async def status_when(
     client: RolloutClient,
     is_so: Callable[[FleetStatus], bool],
@@ -239,7 +265,7 @@ async def live_and_die(script: Path, address: str) -> None:
     )
     assert process.stdout is not None
     try:
-        async with asyncio.timeout(DEADLINE_S):
+        async with asyncio.timeout(START_S):
             assert await process.stdout.readline() == b"running\n"
     finally:
         process.kill()

@@ -12,9 +12,15 @@ import rolloutbus
 from rolloutbus import Rollout
 from rolloutbus.examples.agent import BEGIN, GROUP_SIZE, GUESS, LETTERS, loss_of, play, train
 from rolloutbus.examples.tiny_model import build_tiny_model, load_tiny_model
-from tests.integration.live_fleet import DEADLINE_S, assert_fake_rollout, fake_sampling
+from tests.integration.live_fleet import (
+    PATIENT,
+    START_S,
+    UNHURRIED,
+    assert_fake_rollout,
+    fake_sampling,
+)
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(2 * START_S)]
 
 N_TURNS, N_AGENTS = 16, 24
 
@@ -27,14 +33,14 @@ async def test_sixteen_turns_are_sampled_after_exactly_what_was_said(seed: int) 
         said: list[int] = []
         is_mine: list[int] = []
         rollouts: list[Rollout] = []
-        async with client.session(f"agent-{number}", wait_s=DEADLINE_S) as session:
+        async with client.session(f"agent-{number}", wait_s=START_S) as session:
             for _ in range(N_TURNS):
                 # A tool's result, as tokens that no model chose.
                 result = rng.choices(range(1, 1000), k=rng.randint(1, 9))
                 session.append(result)
                 said, is_mine = said + result, is_mine + [0] * len(result)
                 n_tokens = rng.randint(1, 12)
-                rollout = await session.sample(fake_sampling(n_tokens), deadline_s=DEADLINE_S)
+                rollout = await session.sample(fake_sampling(n_tokens), deadline_s=START_S)
                 assert_fake_rollout(said, rollout, n_tokens)
                 said, is_mine = said + rollout.tokens.tolist(), is_mine + [1] * n_tokens
                 rollouts.append(rollout)
@@ -52,7 +58,9 @@ async def test_sixteen_turns_are_sampled_after_exactly_what_was_said(seed: int) 
 
     options = {"slots": 8, "step_s": 0.002}
     async with (
-        rolloutbus.up(workers=2, engine="fake", engine_options=options, store=False) as fleet,
+        rolloutbus.up(
+            workers=2, engine="fake", engine_options=options, store=False, lease=UNHURRIED
+        ) as fleet,
         rolloutbus.connect(fleet.address) as client,
     ):
         agents = [asyncio.ensure_future(act(client, number)) for number in range(N_AGENTS)]
@@ -65,8 +73,9 @@ async def test_the_example_trains_on_what_the_agent_chose(tmp_path: Path) -> Non
     torch.set_num_threads(1)
     build_tiny_model(tmp_path, seed=0)
     model = load_tiny_model(tmp_path)
+    options = {"threads": 1}
     async with (
-        rolloutbus.up(model=tmp_path, workers=1, engine_options={"threads": 1}) as fleet,
+        rolloutbus.up(model=tmp_path, workers=1, engine_options=options, lease=PATIENT) as fleet,
         rolloutbus.connect(fleet.address) as client,
     ):
         secret = LETTERS[3]

@@ -10,20 +10,31 @@ from urllib.parse import urlsplit
 import msgspec
 import pytest
 import pytest_asyncio
+from msgspec.structs import replace
 
 from rolloutbus import RolloutClient
 from rolloutbus.bus.actor.resources import RESERVE_FDS
 from rolloutbus.launcher.plan import environment, python
 from rolloutbus.router.settings import RouterSettings
 from rolloutbus.trainer_adapter.client.core.settings import ClientSettings
-from tests.integration.live_fleet import DEADLINE_S, PACE_S, n_held, serves_at, status_when
+from tests.integration.live_fleet import (
+    DEADLINE_S,
+    PACE_S,
+    PATIENT,
+    START_S,
+    n_held,
+    serves_at,
+    status_when,
+)
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(2 * START_S)]
 
 ANY = "tcp://127.0.0.1:0"
 N_STRANGERS = 200
 N_ADMITTED = 20
 """About so many find a descriptor."""
+LEASES = replace(PATIENT, silence_s=20.0)
+"""A client that made a fresh connection meanwhile would be turned away as well."""
 
 
 class Stranger:
@@ -70,13 +81,14 @@ class Router:
         return limit
 
     def client(self, name: str) -> RolloutClient:
-        settings = ClientSettings(name=name, router=self.address, connect_timeout_s=DEADLINE_S)
+        settings = ClientSettings(name, self.address, lease=LEASES, connect_timeout_s=START_S)
         return RolloutClient(settings)
 
 
 @pytest_asyncio.fixture
 async def router() -> AsyncIterator[Router]:
-    settings = msgspec.json.encode(RouterSettings(ANY, ANY, exit_with_parent=True)).decode()
+    chosen = RouterSettings(ANY, ANY, leases=LEASES, exit_with_parent=True)
+    settings = msgspec.json.encode(chosen).decode()
     command = [*python("rolloutbus.router"), "--settings-json", settings]
     process = await asyncio.create_subprocess_exec(*command, stdout=PIPE, env=environment())
     yield Router(process, (await serves_at(process))["frontend"])
@@ -104,7 +116,7 @@ async def test_a_flood_of_connections_leaves_clients_served_and_the_reserve_unus
     address = urlsplit(router.address)
     assert address.hostname is not None
     assert address.port is not None
-    async with router.client("early") as early, asyncio.timeout(DEADLINE_S):
+    async with router.client("early") as early, asyncio.timeout(START_S):
         limit = router.leave_room_for(N_ADMITTED)
         for stranger in strangers:
             await stranger.come(address.hostname, address.port)

@@ -11,12 +11,18 @@ import rolloutbus
 from rolloutbus import Fleet, Rollout, RolloutClient
 from rolloutbus.launcher.settings import UpOptions
 from tests.integration.detached_client import N_TOKENS, NAME, PROMPTS
-from tests.integration.live_fleet import DEADLINE_S, assert_fake_rollout, live_and_die, status_when
+from tests.integration.live_fleet import (
+    DEADLINE_S,
+    START_S,
+    assert_fake_rollout,
+    live_and_die,
+    status_when,
+)
 from tests.integration.token_limit import TokenLimit
 
 pytestmark = [
     pytest.mark.integration,
-    pytest.mark.timeout(300),
+    pytest.mark.timeout(600),
     pytest.mark.asyncio(loop_scope="module"),
 ]
 
@@ -89,7 +95,7 @@ async def test_a_router_restart_in_between_loses_none(
     with token_limit.at(HELD_AT):
         await live_and_die(SCRIPT, fleet.address)
         fleet.kill_router()
-        await fleet.wait_ready(DEADLINE_S)
+        await fleet.wait_ready(START_S)
         async with next_life(fleet) as (client, rids):
             states = {each.state for each in await client.reattach(deadline_s=DEADLINE_S)}
             assert states == {"running"}
@@ -104,7 +110,7 @@ async def test_lost_workers_are_replaced_by_the_router_itself(
         await live_and_die(SCRIPT, fleet.address)
         for name in fleet.worker_names:
             fleet.kill(name)
-        await fleet.wait_ready(DEADLINE_S)
+        await fleet.wait_ready(START_S)
         async with rolloutbus.connect(fleet.address, name="other") as other:
             await status_when(
                 other, lambda status: status.counters.get("detached_requeued", 0) >= len(PROMPTS)

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import re
+import sys
 from asyncio.subprocess import Process
 from collections.abc import AsyncGenerator
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -14,7 +15,7 @@ import pytest
 import rolloutbus
 from rolloutbus import Rollout, RolloutClient
 from rolloutbus.examples import relieve
-from rolloutbus.launcher.plan import environment, python
+from rolloutbus.launcher.plan import environment
 from tests.integration.control_steps import N_BEFORE, N_TOKENS, PROMPT, all_under_way
 from tests.integration.gateway_process import gateway
 from tests.integration.live_fleet import (
@@ -29,11 +30,12 @@ from tests.integration.live_fleet import (
 from tests.integration.programs import running, status_of
 from tests.integration.token_limit import TokenLimit
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(240), pytest.mark.asyncio]
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(600), pytest.mark.asyncio]
 
 N_STREAMS = 24
 """Placement is by chance: enough of them that each worker has some."""
 STEP_S, SLOW_STEP_S = 0.002, 0.1
+COMMAND = (sys.executable, "-m", "tests.integration.patient_cli")
 
 
 class HandBuilt(NamedTuple):
@@ -76,9 +78,7 @@ async def fleet(
     async with AsyncExitStack() as stack:
         # Together, for most of a start is the import of our code.
         started = [
-            await stack.enter_async_context(
-                running(*python("rolloutbus.cli.main"), *words, environment=environment())
-            )
+            await stack.enter_async_context(running(*COMMAND, *words, environment=environment()))
             for words in commands
         ]
         for each in started:

@@ -10,12 +10,14 @@ import pytest
 
 import rolloutbus
 from rolloutbus import Fleet, Rollout, RolloutClient
-from rolloutbus.bus.settings import LeaseSettings
+from rolloutbus.engine_worker.settings import HostSettings
 from rolloutbus.launcher.settings import UpOptions
 from rolloutbus.types import FleetStatus
 from tests.integration.event_reader import EventReader
 from tests.integration.live_fleet import (
     DEADLINE_S,
+    START_S,
+    UNHURRIED,
     Streamed,
     assert_fake_rollout,
     facts_when,
@@ -27,7 +29,7 @@ from tests.integration.token_limit import TokenLimit
 
 pytestmark = [
     pytest.mark.integration,
-    pytest.mark.timeout(240),
+    pytest.mark.timeout(600),
     pytest.mark.asyncio(loop_scope="module"),
 ]
 
@@ -38,9 +40,9 @@ FLEET: UpOptions = {
     "engine": "fake",
     "engine_options": ENGINES,
     "store": False,
+    # One that a test stops may be so for as long as the machine needs.
+    "host": HostSettings(wedged_s=3 * DEADLINE_S),
 }
-PATIENT = LeaseSettings(lease_s=8.0, holder_s=6.4, recovery_s=8.5)
-"""Where no worker dies: one that is only slow must not look dead."""
 N_TOKENS = 120
 N_BEFORE = 40
 """Tokens of all that runs when disaster strikes: it is held there."""
@@ -106,7 +108,7 @@ async def serves(client: RolloutClient, worker: str, epoch: str) -> None:
         row = worker_in(status, worker)
         return row is not None and row.epoch != epoch and row.state == "ready"
 
-    await status_when(client, is_back)
+    await status_when(client, is_back, START_S)
     await facts_when(client, lambda facts: worker in facts and not facts[worker].n_running)
 
 
@@ -122,7 +124,7 @@ async def test_nothing_is_lost_or_sampled_twice_when_the_router_is_killed(
     options = {**ENGINES, "hold_file": str(token_limit.path)}
     async with (
         rolloutbus.up(
-            workers=N_WORKERS, engine="fake", engine_options=options, store=False, lease=PATIENT
+            workers=N_WORKERS, engine="fake", engine_options=options, store=False, lease=UNHURRIED
         ) as fleet,
         rolloutbus.connect(fleet.address, name="survivor") as client,
         EventReader.streams_of(client) as seen,
