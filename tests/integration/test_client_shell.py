@@ -12,10 +12,9 @@ import numpy as np
 import pytest
 import xxhash
 
-from rolloutbus.bus.transport.zmq_ports import RouterPort
 from rolloutbus.bus.transport.zmq_topics import PubPort
 from rolloutbus.bus.wire.codec import pack, topic_of, unpack
-from rolloutbus.bus.wire.entry import Attempt, Entry, Peer
+from rolloutbus.bus.wire.entry import Attempt, Entry
 from rolloutbus.bus.wire.errors import ActorStopped, LocalProtocolError, PeerLost, Refused
 from rolloutbus.bus.wire.messages.control import FleetOutcome, FleetStatus, Status, WorkerOutcome
 from rolloutbus.bus.wire.messages.endings import Accepted, Done
@@ -36,8 +35,9 @@ from rolloutbus.trainer_adapter.client.core.results import Rollout, RolloutCance
 from rolloutbus.trainer_adapter.client.core.settings import ClientSettings
 from rolloutbus.trainer_adapter.client.sync_client import connect_sync
 from tests.integration.live_fleet import DEADLINE_S
+from tests.integration.pretend_router import PretendRouter
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
 
 ATTEMPT: Attempt = (1, 1)
 
@@ -49,9 +49,9 @@ class PretendFleet:
     """
 
     def __init__(self, folder: Path) -> None:
-        self._router = RouterPort([f"ipc://{folder}/router"], self._on_batch)
+        self._router = PretendRouter(folder, self._answers)
         self._pub = PubPort(f"ipc://{folder}/stream")
-        self.address = self._router.endpoints[0]
+        self.address = self._router.address
         self.stream_endpoint = self._pub.endpoint
         self.aborted: set[str] = set()
         self.something_aborted = asyncio.Event()
@@ -63,50 +63,46 @@ class PretendFleet:
         self._router.close()
         self._pub.close()
 
-    def _on_batch(self, peer: Peer, entries: list[Entry]) -> None:
-        for entry in entries:
-            self._answer(entry, lambda reply: self._router.send(peer, reply))
-
-    def _answer(self, entry: Entry, say: Callable[[Entry], None]) -> None:
+    def _answers(self, entry: Entry) -> list[Entry]:
         match entry.kind:
             case "hello":
                 member = Member("w0", "b.1", self.stream_endpoint, "live", 0, "default")
-                say(Entry("welcome", body=pack(Welcome(1, "r", 1, [member]))))
+                return [Entry("welcome", body=pack(Welcome(1, "r", 1, [member])))]
             case "client_beat":
-                say(Entry("lease", body=pack(Lease(1, "r", 1))))
+                return [Entry("lease", body=pack(Lease(1, "r", 1)))]
             case "generate":
-                self._generate(entry, say)
+                return self._generate(entry)
             case "abort":
-                self._abort(cast("Abort", unpack(entry)), say)
-                say(Entry("finished", entry.rid, body=pack(Aborted(1))))
+                aborted = Entry("finished", entry.rid, body=pack(Aborted(1)))
+                return [*self._abort(cast("Abort", unpack(entry))), aborted]
             case "status":
                 status = FleetStatus(1, "r", False, [], {}, 0, 0, 1, {})  # noqa: FBT003
-                say(Entry("finished", entry.rid, body=pack(status)))
+                return [Entry("finished", entry.rid, body=pack(status))]
             case "open_session":
-                say(Entry("finished", entry.rid, body=pack(OpenedSession("w0"))))
+                return [Entry("finished", entry.rid, body=pack(OpenedSession("w0")))]
             case "close_session":
-                say(Entry("finished", entry.rid, body=pack(Done())))
-            case "goodbye":
-                self.goodbye.set()
+                return [Entry("finished", entry.rid, body=pack(Done()))]
             case "pause" | "resume":
                 outcome = FleetOutcome([WorkerOutcome("w0", "finished", pack(Done()))], [])
-                say(Entry("finished", entry.rid, body=pack(outcome)))
+                return [Entry("finished", entry.rid, body=pack(outcome))]
+            case "goodbye":
+                self.goodbye.set()
+                return []
             case _:
-                pass
+                return []
 
-    def _generate(self, entry: Entry, say: Callable[[Entry], None]) -> None:
+    def _generate(self, entry: Entry) -> list[Entry]:
         body = cast("Generate", unpack(entry))
         first = int(np.frombuffer(body.prompt, "<i4")[0])
-        accepted = Accepted([(entry.rid, ATTEMPT)])
-        say(Entry("accepted", route="w0", body=pack(accepted)))
+        accepted = Entry("accepted", route="w0", body=pack(Accepted([(entry.rid, ATTEMPT)])))
         if first == 13:
             self._endless[entry.rid] = 0
             self.endless_began.set()
             self._step(entry.rid)
-            return
+            return [accepted]
         tokens = np.arange(first, first + body.sampling.max_new_tokens, dtype="<i4")
         self._publish(entry.rid, 0, tokens)
-        say(self._ending("finished", entry.rid, tokens, "length"))
+        return [accepted, self._ending("finished", entry.rid, tokens, "length")]
 
     def _step(self, rid: str) -> None:
         if rid not in self._endless:
@@ -116,14 +112,16 @@ class PretendFleet:
         self._endless[rid] += 1
         asyncio.get_running_loop().call_later(0.002, self._step, rid)
 
-    def _abort(self, body: Abort, say: Callable[[Entry], None]) -> None:
+    def _abort(self, body: Abort) -> list[Entry]:
+        endings: list[Entry] = []
         for rid in list(self._endless) if body.everything else body.rids:
             self.aborted.add(rid)
             n_tokens = self._endless.pop(rid, None)
             if n_tokens is not None:
                 tokens = np.arange(13, 13 + n_tokens, dtype="<i4")
-                say(self._ending("cancelled", rid, tokens, "abort"))
+                endings.append(self._ending("cancelled", rid, tokens, "abort"))
         self.something_aborted.set()
+        return endings
 
     def _publish(self, rid: str, seq: int, tokens: np.ndarray) -> None:
         body = Deltas(
@@ -381,19 +379,23 @@ async def test_a_forked_child_is_told_whose_client_it_has(fleet: PretendFleet) -
         theirs, ours = os.pipe()
         child = os.fork()
         if child == 0:
-            for call in (plain.status, lambda: client.ref().tell(Status(), deadline_s=1.0)):
-                try:
-                    call()
-                except ActorStopped as error:
-                    os.write(ours, f"{error}\n".encode())
-            plain.close()
-            client.connection.close()
-            os._exit(0)
+            try:
+                for call in (plain.status, lambda: client.ref().tell(Status(), deadline_s=1.0)):
+                    try:
+                        call()
+                    except ActorStopped as error:
+                        os.write(ours, f"{error}\n".encode())
+                plain.close()
+                client.connection.close()
+                os.write(ours, b"closed\n")
+            finally:
+                os._exit(0)  # whatever happens: what follows is the parent's
         os.close(ours)
         with open(theirs, encoding="utf-8") as told:  # noqa: ASYNC230, PTH123 - a pipe
             lines = await asyncio.to_thread(told.readlines)
         await asyncio.to_thread(os.waitpid, child, 0)
-        assert [f"belongs to process {os.getpid()}" in line for line in lines] == [True, True]
+        assert lines[2:] == ["closed\n"]
+        assert [f"belongs to process {os.getpid()}" in line for line in lines[:2]] == [True, True]
         assert (await client.status()).router_epoch == 1
         await asyncio.to_thread(plain.status)
     await asyncio.to_thread(plain.close)

@@ -14,9 +14,8 @@ import xxhash
 
 from rolloutbus import Grammar, Media, Processor, RolloutClient, SamplingParams, Want, connect_sync
 from rolloutbus.bus.actor.ref import FLEET
-from rolloutbus.bus.transport.zmq_ports import RouterPort
 from rolloutbus.bus.wire.codec import array_of, pack, unpack
-from rolloutbus.bus.wire.entry import Entry, Peer
+from rolloutbus.bus.wire.entry import Entry
 from rolloutbus.bus.wire.errors import EngineFailed, Refused, RemoteProtocolError, SettingsError
 from rolloutbus.bus.wire.messages.control import (
     Adapters,
@@ -45,8 +44,10 @@ from rolloutbus.bus.wire.messages.endings import Done, Problem
 from rolloutbus.bus.wire.messages.generation import Array, Generate, Generated
 from rolloutbus.bus.wire.messages.membership import Lease, Member, Welcome
 from rolloutbus.trainer_adapter.client.core.settings import ClientSettings
+from tests.integration.live_fleet import DEADLINE_S
+from tests.integration.pretend_router import PretendRouter
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
 
 BULK = "tcp://127.0.0.1:7005"
 UNSUPPORTED = Problem("unsupported", "This worker's engine cannot do it.", "not_started")
@@ -74,8 +75,8 @@ class PretendFleet:
     """Answers every command; keeps what was asked, and of whom."""
 
     def __init__(self, folder: Path) -> None:
-        self._router = RouterPort([f"ipc://{folder}/router"], self._arrived)
-        self.address = self._router.endpoints[0]
+        self._router = PretendRouter(folder, self._answers)
+        self.address = self._router.address
         self.asked: list[tuple[str, msgspec.Struct]] = []
         """(route, body)."""
         self.answers = dict(ANSWERS)
@@ -89,11 +90,6 @@ class PretendFleet:
 
     def close(self) -> None:
         self._router.close()
-
-    def _arrived(self, peer: Peer, entries: list[Entry]) -> None:
-        for entry in entries:
-            for answer in self._answers(entry):
-                self._router.send(peer, answer)
 
     def _answers(self, entry: Entry) -> list[Entry]:
         match entry.kind:
@@ -139,7 +135,8 @@ async def fleet(tmp_path: Path) -> AsyncIterator[PretendFleet]:
 
 @pytest.fixture
 async def client(fleet: PretendFleet) -> AsyncIterator[RolloutClient]:
-    async with RolloutClient(ClientSettings(name="c", router=fleet.address)) as client:
+    settings = ClientSettings("c", fleet.address, connect_timeout_s=DEADLINE_S)
+    async with RolloutClient(settings) as client:
         yield client
 
 
