@@ -24,14 +24,16 @@ from rolloutbus.types import FleetStatus
 from tests.integration.key_directory import KeyDirectory
 from tests.integration.live_fleet import (
     DEADLINE_S,
+    START_S,
     assert_fake_rollout,
     fake_sampling,
+    quiet_addresses,
     serves_at,
     status_when,
     worker_in,
 )
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
 
 PROMPT = [1, 2, 3]
 
@@ -46,9 +48,8 @@ async def test_router_changes_its_key_under_load_without_an_error(tmp_path: Path
         settings = RouterSettings(front, back, security=keys.server_settings(key))
         return RouterActor(settings, key)
 
-    anywhere = "tcp://127.0.0.1:0"
-    async with router("router-old", anywhere, anywhere) as first:
-        front, back = (split_key(each)[0] for each in first.endpoints)
+    front, back = quiet_addresses(2)
+    async with router("router-old", front, back):
         worker = await worker_process(keys, back, old, new)
         settings = ClientSettings("ann", front, security=keys.client_settings("ann", old, new))
         client = RolloutClient(settings)
@@ -57,7 +58,6 @@ async def test_router_changes_its_key_under_load_without_an_error(tmp_path: Path
         await status_when(client, lambda status: status.n_running > 0)
     async with router("router-new", front, back):
         await status_when(client, lambda status: status.n_running > 0)
-        assert split_key(front)[0] == front
         for each in load:
             each.cancel()
         results = await asyncio.gather(*load, return_exceptions=True)
@@ -70,8 +70,14 @@ async def test_router_changes_its_key_under_load_without_an_error(tmp_path: Path
 
 @pytest.mark.usefixtures("runtime_dir")
 async def test_fleet_goes_on_while_its_router_changes_its_key(tmp_path: Path) -> None:
+    front, back = quiet_addresses(2)
     running = rolloutbus.up(
-        workers=2, engine="fake", engine_options={"step_s": 0.002}, secure=tmp_path
+        workers=2,
+        engine="fake",
+        engine_options={"step_s": 0.002},
+        secure=tmp_path,
+        address=front,
+        backend=back,
     )
     async with running as fleet:
         old_address, key_file = fleet.address, fleet.key_file
@@ -83,7 +89,7 @@ async def test_fleet_goes_on_while_its_router_changes_its_key(tmp_path: Path) ->
         # Started between the two: it is told of both keys.
         await comes_back(fleet, client, "w0")
         fleet.kill_router()
-        await fleet.wait_ready(DEADLINE_S)
+        await fleet.wait_ready(START_S)
         assert fleet.address == with_key(split_key(old_address)[0], new_key)
         assert discovery.find_fleet(fleet.name).address == fleet.address
         await comes_back(fleet, client, "w1")
@@ -114,12 +120,12 @@ async def comes_back(fleet: Fleet, client: RolloutClient, name: str) -> None:
         worker = worker_in(status, name)
         return worker is not None and (before is None or worker.epoch != before.epoch)
 
-    await status_when(client, is_another)
+    await status_when(client, is_another, START_S)
 
 
 async def keep_generating(client: RolloutClient, n_times: int = sys.maxsize) -> None:
     for _ in range(n_times):
-        rollout = await client.generate(PROMPT, fake_sampling(256), deadline_s=DEADLINE_S)
+        rollout = await client.generate(PROMPT, fake_sampling(256), deadline_s=START_S)
         assert_fake_rollout(PROMPT, rollout, 256)
 
 

@@ -39,9 +39,9 @@ from rolloutbus.launcher.plan import environment, python
 from rolloutbus.router.actor import RouterActor
 from rolloutbus.router.settings import PairSettings, RouterSettings
 from tests.integration.key_directory import KeyDirectory
-from tests.integration.live_fleet import DEADLINE_S
+from tests.integration.live_fleet import DEADLINE_S, START_S, quiet_addresses
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
 
 ANY = "tcp://127.0.0.1:0"
 SECOND = ("tcp://127.0.0.1:7779", "tcp://127.0.0.1:7780")
@@ -56,7 +56,7 @@ class Running:
         self.router = router
 
     def invite(
-        self, name: str, address: str = "", *, for_s: float = 60.0, role: str = "client"
+        self, name: str, address: str = "", *, for_s: float = 600.0, role: str = "client"
     ) -> str:
         """A token; without an address for this router."""
         rights = Principal("0" * 64, name, role)  # type: ignore[arg-type]
@@ -162,8 +162,13 @@ async def test_a_token_for_another_router_is_not_answered_by_this_one(
     other = type(token)(
         token.secret, b"\1" * 32, token.expires_at, "ann", "client", address, address
     )
-    with pytest.raises(PeerLost, match=r"not hold the router's key.*Ask for another token"):
-        await join(other.text(), tmp_path / "there", 3.0)
+    said = ""
+    async with asyncio.timeout(DEADLINE_S):
+        while "not hold the router's key" not in said:  # a link that is late tells nothing yet
+            with pytest.raises(PeerLost) as caught:
+                await join(other.text(), tmp_path / "there", 1.0)
+            said = str(caught.value)
+    assert said.endswith("Ask for another token")
 
 
 async def test_keys_of_another_fleet_are_not_mixed_with_this_one(
@@ -249,7 +254,7 @@ async def test_a_new_host_that_asks_the_standby_first_is_let_in_by_the_active_ro
     running: Running, tmp_path: Path
 ) -> None:
     address = running.router.endpoints[0]
-    pair = PairSettings(address, is_first=False)
+    pair = PairSettings(address, is_first=False, takeover_s=DEADLINE_S)
     security = running.keys.server_settings("router")
     standby = RouterSettings(ANY, ANY, pair=pair, security=security)
     async with RouterActor(standby, "b" * 32) as second:
@@ -270,11 +275,10 @@ async def test_a_host_that_joined_follows_a_router_to_its_new_key_when_it_is_bro
 ) -> None:
     keys = KeyDirectory(tmp_path)
     old, new = keys.make_unlisted("router"), keys.make_unlisted("later")
-    front, back = ANY, ANY
+    front, back = quiet_addresses(2)
     async with RouterActor(
         RouterSettings(front, back, security=keys.server_settings("router")), "a" * 32
     ) as first:
-        front, back = (each.partition("#")[0] for each in first.endpoints)
         token = Running(keys, first).invite("ann", f"{front}#{old}")
         joined = await join(token, tmp_path / "there", DEADLINE_S)
         client = await rolloutbus.connect(front, key_file=joined.key_file).open()
@@ -304,7 +308,7 @@ async def test_invitations_bring_the_addresses_of_the_standby_along(
     )
     try:
         assert process.stdout is not None
-        async with asyncio.timeout(DEADLINE_S):
+        async with asyncio.timeout(START_S):
             while (first := read_ready(line := await process.stdout.readline())) is None:
                 assert line, "it ended before it was ready"
     finally:
