@@ -12,9 +12,9 @@ import rolloutbus
 from rolloutbus import RolloutClient
 from rolloutbus.errors import EngineFailed, FleetCommandFailed
 from rolloutbus.examples.tiny_model import build_tiny_model
-from tests.integration.live_fleet import DEADLINE_S
+from tests.integration.live_fleet import DEADLINE_S, PATIENT, PATIENT_HOST
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
 
 WORKER = "w0"
 PATIENT_S = 10 * DEADLINE_S
@@ -32,6 +32,8 @@ async def fleet(tmp_path: Path) -> AsyncIterator[rolloutbus.Fleet]:
         workers=1,
         save_targets={"saved": tmp_path / "saved"},
         engine_options={"threads": 1},
+        lease=PATIENT,
+        host=PATIENT_HOST,
     ) as running:
         yield running
 
@@ -76,7 +78,8 @@ async def test_callers_of_commands_hear_at_once_that_the_engine_was_killed(
         os.kill(host, signal.SIGSTOP)  # whatever comes now takes long
         asked = {kind: asyncio.create_task(_error(ask(client))) for kind, (_, ask) in ASKS.items()}
         await asyncio.sleep(0)  # each task has asked
-        await client.status()  # so has the router, which answers in order
+        # So has the router, and the worker has heard: both go in order, and it answers by itself.
+        await client.server_info(target=WORKER, deadline_s=DEADLINE_S)
         os.kill(host, signal.SIGKILL)
         heard = {kind: await error for kind, error in asked.items()}
     assert {kind: (error.code, error.outcome) for kind, error in heard.items()} == {
