@@ -22,7 +22,7 @@ from rolloutbus.examples.task import WORD_LETTERS, prompt_tokens
 from rolloutbus.types import Delta
 
 SAMPLING = SamplingParams(max_new_tokens=WORD_LETTERS, ignore_eos=True)
-DEADLINE_S = 60.0
+DEADLINE_S = 180.0
 """For one rollout, the wait for a free worker included."""
 RETRY_AFTER_S = 0.5
 """Before a group takes the place of one that failed."""

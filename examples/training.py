@@ -16,7 +16,7 @@ from rolloutbus.examples.grpo import Batch, Learner, group_advantages
 from rolloutbus.examples.rollouts import Group, RolloutFeed
 from rolloutbus.examples.task import prompt_tokens, token_rewards
 
-PUBLISH_DEADLINE_S = 30.0
+PUBLISH_DEADLINE_S = 120.0
 
 
 class Training:

@@ -10,7 +10,8 @@ from pathlib import Path
 
 from rolloutbus.bus.actor.loop import BootClock
 from rolloutbus.bus.actor.process import ActorExit, announce_ready, on_stop_signal, run_actor
-from rolloutbus.trainer_adapter.client.client import connect
+from rolloutbus.trainer_adapter.client.client import RolloutClient
+from rolloutbus.trainer_adapter.client.core.settings import ClientSettings
 from tests.drills.chaos.load import Lane, collect
 from tests.drills.chaos.records import HistoryWriter
 from tests.drills.chaos.settings import LoadSettings
@@ -23,8 +24,12 @@ async def serve(settings: LoadSettings) -> ActorExit:
     clock = BootClock()
     async with AsyncExitStack() as stack:
         history = stack.enter_context(HistoryWriter(Path(settings.history)))
+        # The router may be away just now, for as long as its start takes.
+        patience_s = settings.deadline_s
         clients = {
-            name: await stack.enter_async_context(connect(endpoint, name=name))
+            name: await stack.enter_async_context(
+                RolloutClient(ClientSettings(name, endpoint, connect_timeout_s=patience_s))
+            )
             for name, endpoint in settings.endpoints.items()
         }
         announce_ready()

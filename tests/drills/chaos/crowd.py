@@ -31,7 +31,7 @@ MORTAL_SHARE = 0.1
 DETACHED_SHARE = 0.5
 """Of the requests of those that may be killed."""
 DRAIN_GRACE_S = 20.0
-READY_TIMEOUT_S = 60.0
+READY_TIMEOUT_S = 180.0
 UPDATE_DEADLINE_S = 30.0
 UNLIMITED = 1_000_000
 

@@ -16,7 +16,8 @@ from rolloutbus.bus.actor.loop import BootClock, Clock
 from rolloutbus.bus.actor.process import ActorExit, announce_ready, on_stop_signal, run_actor
 from rolloutbus.bus.wire.errors import BusError, RequestError
 from rolloutbus.bus.wire.messages.weights import InFlight
-from rolloutbus.trainer_adapter.client.client import connect
+from rolloutbus.trainer_adapter.client.client import RolloutClient
+from rolloutbus.trainer_adapter.client.core.settings import ClientSettings
 from rolloutbus.trainer_adapter.publisher.publisher import WeightPublisher
 from tests.drills.chaos.records import HistoryWriter, Offered, PublicationOutcome, Settled
 from tests.drills.chaos.settings import TrainerSettings
@@ -26,6 +27,8 @@ IN_FLIGHT: Sequence[InFlight] = ("keep", "retract", "abort")
 SHAPES = {"embed.weight": (8, 4), "head.weight": (4,)}
 """Of the fake engine's tensors, float32."""
 UPDATE_FAILED = "update_failed"
+CONNECT_S = 120.0
+"""The router may be away just now, for as long as its start takes."""
 
 
 async def serve(settings: TrainerSettings) -> ActorExit:
@@ -34,7 +37,8 @@ async def serve(settings: TrainerSettings) -> ActorExit:
     on_stop_signal(stop.set)
     rng = Random(f"{settings.seed}/{settings.life}")
     with HistoryWriter(Path(settings.history)) as history:
-        async with connect(settings.endpoint, name="trainer") as client:
+        chosen = ClientSettings("trainer", settings.endpoint, connect_timeout_s=CONNECT_S)
+        async with RolloutClient(chosen) as client:
             publisher = WeightPublisher(client)
             announce_ready()
             while not await _is_set_within(stop, rng.uniform(0.5, 1.5) * settings.every_s):
