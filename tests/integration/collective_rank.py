@@ -27,7 +27,7 @@ from rolloutbus.engine_worker.weights.transports.buckets import offer_of
 from rolloutbus.engine_worker.weights.transports.collective import Collective
 from tests.integration.live_fleet import n_held
 
-SETTLE_S = 10.0
+SETTLE_S = 60.0
 
 
 class HalfRendezvous(WorkerRendezvous):

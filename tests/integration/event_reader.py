@@ -60,8 +60,15 @@ class EventReader:
         return self._held.get(rid, [])
 
     async def until(self, is_so: Callable[[], bool]) -> None:
-        """Wait until it is so, judged after each event."""
-        await self._changes.until(is_so)
+        """Wait until it is so, judged after each event; raises what the reader stumbled over."""
+
+        def look() -> bool:
+            reader = self._reader
+            if reader is not None and reader.done() and not reader.cancelled():
+                reader.result()
+            return is_so()
+
+        await self._changes.until(look)
 
     def endings(self, rid: str) -> list[FinishReason | None]:
         """How the attempts at a request ended."""
@@ -100,18 +107,22 @@ class EventReader:
         await self.hears(client, len(client.connection.members))
 
     async def _read(self) -> None:
-        while True:
-            await self._may_read.wait()
-            try:
-                event = await anext(self.subscriber)
-            except StopAsyncIteration:
-                return
-            self.events.append(event)
-            if isinstance(event, Tokens):
-                held = self._held.setdefault(event.rid, [])
-                del held[event.start :]
-                assert len(held) == event.start, "a jump that nobody told of"
-                held += event.tokens.tolist()
-            elif isinstance(event, Finished):
-                self._ends.setdefault(event.rid, []).append(event)
+        try:
+            while True:
+                await self._may_read.wait()
+                self._heard(await anext(self.subscriber))
+                self._changes.notify()
+        except StopAsyncIteration:
+            return
+        finally:
             self._changes.notify()
+
+    def _heard(self, event: StreamEvent) -> None:
+        self.events.append(event)
+        if isinstance(event, Tokens):
+            held = self._held.setdefault(event.rid, [])
+            del held[event.start :]
+            assert len(held) == event.start, "a jump that nobody told of"
+            held += event.tokens.tolist()
+        elif isinstance(event, Finished):
+            self._ends.setdefault(event.rid, []).append(event)

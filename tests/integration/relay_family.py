@@ -30,7 +30,7 @@ from rolloutbus.engine_worker.weights.receiver import WeightReceiver, ways_of_th
 from rolloutbus.engine_worker.weights.relay import Relay
 from rolloutbus.trainer_adapter.client.core.results import FleetResult
 from tests.drills.chaos.proxy import Direction, ProxyLink
-from tests.integration.live_fleet import DEADLINE_S
+from tests.integration.live_fleet import DEADLINE_S, START_S
 from tests.integration.store_harness import ROOT, StoreHarness, store_harness
 
 Model = dict[str, torch.Tensor]
@@ -108,13 +108,15 @@ class Node:
             stdout=asyncio.subprocess.PIPE,
             limit=1 << 20,
         )
-        self.bulk = (await self.hear("bulk"))["bulk"]
+        try:
+            self.bulk = (await self.hear("bulk", deadline_s=START_S))["bulk"]
+        except BaseException:
+            await self.kill()
+            raise
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        if self._process.returncode is None:
-            self._process.kill()
-        await self._process.wait()
+        await self.kill()
 
     def tell_prepare(self, ask: PrepareUpdate) -> None:
         """Begin."""
@@ -122,10 +124,10 @@ class Node:
         line = json.dumps({"prepare": msgspec.to_builtins(ask)})
         self._process.stdin.write(line.encode() + b"\n")
 
-    async def hear(self, *facts: str) -> dict[str, Any]:
+    async def hear(self, *facts: str, deadline_s: float = DEADLINE_S) -> dict[str, Any]:
         """The next line that says one of these facts."""
         assert self._process.stdout is not None
-        async with asyncio.timeout(DEADLINE_S):
+        async with asyncio.timeout(deadline_s):
             while line := await self._process.stdout.readline():
                 said: dict[str, Any] = json.loads(line)
                 if any(fact in said for fact in facts):
@@ -146,7 +148,8 @@ class Node:
         return await self.outcome()
 
     async def kill(self) -> None:
-        self._process.kill()
+        if self._process.returncode is None:
+            self._process.kill()
         await self._process.wait()
 
     async def leave(self) -> int:

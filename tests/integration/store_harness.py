@@ -23,7 +23,7 @@ from rolloutbus.trainer_adapter.client.commands import FleetRef
 from rolloutbus.trainer_adapter.client.connection import Connection
 from rolloutbus.trainer_adapter.client.core.effects import Result
 from rolloutbus.trainer_adapter.client.core.results import Delta, FleetResult
-from tests.integration.live_fleet import DEADLINE_S
+from tests.integration.live_fleet import START_S
 from tests.integration.update_router import UpdateRouter
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -63,7 +63,7 @@ class StoreHarness:
         )
         leased = asyncio.create_task(self._leased.wait())
         died = asyncio.create_task(self._process.wait())
-        await asyncio.wait((leased, died), timeout=DEADLINE_S, return_when="FIRST_COMPLETED")
+        await asyncio.wait((leased, died), timeout=START_S, return_when="FIRST_COMPLETED")
         assert leased.done(), f"the store did not join; exit status {self._process.returncode}"
         died.cancel()
 

@@ -29,7 +29,7 @@ from tests.capable_engine import CapableEngine
 from tests.integration.live_fleet import DEADLINE_S
 from tests.integration.store_harness import StoreHarness, store_harness
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
 
 POLICY = "main"
 LORA_A = "base_model.model.q_proj.lora_A.weight"

@@ -40,7 +40,7 @@ from tests.integration.relay_family import (
     receiver_of,
 )
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
 
 N_FLIPS = 12
 CONTEXT_BYTES = 16

@@ -13,7 +13,7 @@ import pytest
 from tests.drills.chaos.run import Report, run_chaos
 from tests.drills.chaos.settings import ChaosSettings
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
 
 GIVEN_UP_S = 60.0
 """Twelve times the bound of a worker's recovery."""

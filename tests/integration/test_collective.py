@@ -19,7 +19,7 @@ from rolloutbus.trainer_adapter.publisher.collective import CollectiveOffering
 from tests.integration.live_fleet import DEADLINE_S, PACE_S, n_held
 from tests.line_process import LineProcess, line_processes
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
 
 BUCKET_BYTES = 1 << 20
 SHORT_S = 5.0

@@ -13,7 +13,7 @@ from rolloutbus.examples.colocated import PROMPT, run
 from rolloutbus.examples.tiny_model import build_tiny_model, load_tiny_model
 from tests.integration.reference import Reference
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
 
 N_STEPS = 2
 TOLERANCE = 1e-4

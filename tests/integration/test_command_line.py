@@ -1,5 +1,6 @@
 """The command line as a new user meets it: a fleet with a real model, at a terminal."""
 
+import asyncio
 import json
 import os
 import pty
@@ -9,6 +10,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+import time
 from collections.abc import Generator, Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -17,11 +19,12 @@ import pytest
 
 from rolloutbus.cli.fleet_check import fleet_findings
 from rolloutbus.cli.terminal import ExitStatus
+from rolloutbus.engine_worker.engines.survey.machine import Finding
 from rolloutbus.examples.tiny_model import build_tiny_model
 from rolloutbus.launcher.plan import environment
-from tests.integration.live_fleet import DEADLINE_S
+from tests.integration.live_fleet import DEADLINE_S, START_S
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(2 * START_S)]
 
 CLI = (sys.executable, "-m", "rolloutbus.cli.main")
 
@@ -42,7 +45,7 @@ class Running(NamedTuple):
             text=True,
             check=False,
             env=self.variables,
-            timeout=DEADLINE_S,
+            timeout=START_S,
         )
 
 
@@ -59,7 +62,7 @@ class Terminal:
     def wait_for(self, words: str) -> str:
         """All that was shown until these words."""
         with self._changed:
-            assert self._changed.wait_for(lambda: words in self._text, DEADLINE_S), self._text
+            assert self._changed.wait_for(lambda: words in self._text, START_S), self._text
             return self._text
 
     def _read(self) -> None:
@@ -132,7 +135,8 @@ def assert_played(fleet: Running, rid: str) -> None:
 
 
 def plays(fleet: Running) -> Iterator[list[dict[str, str]]]:
-    for _ in range(20):
+    give_up_at = time.monotonic() + DEADLINE_S
+    while time.monotonic() < give_up_at:
         done = fleet.call("play", str(fleet.journal), "--speed", "max", "--json")
         yield [json.loads(line) for line in done.stdout.splitlines()]
 
@@ -140,10 +144,18 @@ def plays(fleet: Running) -> Iterator[list[dict[str, str]]]:
 async def test_doctor_reaches_every_plane_and_compares_clocks(fleet: Running) -> None:
     # Without the survey of this machine, for which torch is imported.
     [running] = json.loads(fleet.call("ls", "--json").stdout)
-    found = {each.name: each for each in await fleet_findings(running["address"], "")}
+    found = await findings(running["address"])
+    async with asyncio.timeout(DEADLINE_S):
+        while {each.state for each in found.values()} != {"ok"}:
+            # It waits a few seconds for each, and says so of what is late on a busy machine.
+            print(found)
+            found = await findings(running["address"])
     assert found.keys() == {"router", "streams of w0", "bulk of the store", "clock of w0"}
-    assert {each.state for each in found.values()} == {"ok"}
     assert "give or take" in found["clock of w0"].says
+
+
+async def findings(address: str) -> dict[str, Finding]:
+    return {each.name: each for each in await fleet_findings(address, "")}
 
 
 def test_tables_fit_80_columns(fleet: Running) -> None:

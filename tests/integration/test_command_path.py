@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import os
 import sys
 from asyncio.subprocess import PIPE, Process
 from collections.abc import AsyncGenerator
@@ -11,19 +12,22 @@ from pathlib import Path
 import pytest
 
 from rolloutbus.launcher.plan import environment
-from tests.integration.live_fleet import START_S
+from tests.integration.live_fleet import START_S, process_ends
 from tests.integration.store_harness import ROOT
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(2 * START_S)]
 
+OURS = "TEST_OF_COMMAND_PATHS"
+"""Variable of all that this test starts."""
 SMALL = ["--workers", "1", "--in-flight", "4", "--rounds", "1", "--seconds", "0.05"]
 
 
 @asynccontextmanager
 async def _command_path(*arguments: str) -> AsyncGenerator[Process]:
     command = [sys.executable, "-m", "benchmarks.command_path", *arguments]
+    variables = {**environment(), OURS: str(os.getpid())}
     process = await asyncio.create_subprocess_exec(
-        *command, cwd=ROOT, env=environment(), stdout=PIPE, stderr=PIPE
+        *command, cwd=ROOT, env=variables, stdout=PIPE, stderr=PIPE
     )
     try:
         yield process
@@ -33,18 +37,18 @@ async def _command_path(*arguments: str) -> AsyncGenerator[Process]:
         await process.wait()
 
 
-def _of_paths() -> set[int]:
-    """Processes that run a path, of whatever benchmark."""
+def _ours() -> set[int]:
+    """What the benchmark has started, however far down."""
+    mark = f"{OURS}={os.getpid()}".encode()
     found: set[int] = set()
-    for line in Path("/proc").glob("[0-9]*/cmdline"):
+    for variables in Path("/proc").glob("[0-9]*/environ"):
         with suppress(OSError):
-            if b"benchmarks.command_peers" in line.read_bytes():
-                found.add(int(line.parent.name))
+            if mark in variables.read_bytes().split(b"\0"):
+                found.add(int(variables.parent.name))
     return found
 
 
 async def test_two_paths_are_measured_in_turn_and_their_processes_end() -> None:
-    before = _of_paths()
     async with _command_path("--peers", "zmq", *SMALL, "--json") as process:
         async with asyncio.timeout(START_S):
             output, errors = await process.communicate()
@@ -58,4 +62,5 @@ async def test_two_paths_are_measured_in_turn_and_their_processes_end() -> None:
     assert report["rows"][0]["rolloutbus_ratio"] == 1
     assert report["goals"] == []
     assert report["not_measured"] == {}
-    assert _of_paths() <= before
+    for pid in _ours():
+        await process_ends(pid)

@@ -12,10 +12,10 @@ from rolloutbus.launcher.plan import DEAD_LETTERS
 from rolloutbus.launcher.settings import UpOptions
 from tests.integration.live_fleet import DEADLINE_S
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
 
 POISON = 666
-WAIT_S = 3 * DEADLINE_S
+WAIT_S = 5 * DEADLINE_S
 """Several engines die and are started again."""
 
 

@@ -11,7 +11,7 @@ import pytest
 
 from rolloutbus.launcher.plan import environment
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
 
 
 def doctor(model: Path) -> tuple[int, dict[str, dict[str, Any]]]:

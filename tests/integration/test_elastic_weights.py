@@ -11,7 +11,7 @@ from tests.integration.trained_model import GREEDY, greedy, tensors_of, trained
 
 pytestmark = [
     pytest.mark.integration,
-    pytest.mark.timeout(240),
+    pytest.mark.timeout(600),
     pytest.mark.asyncio(loop_scope="module"),
 ]
 

@@ -29,7 +29,7 @@ from tests.integration.plain_runs import train_here, train_there
 
 pytestmark = [
     pytest.mark.integration,
-    pytest.mark.timeout(240),
+    pytest.mark.timeout(600),
     pytest.mark.asyncio(loop_scope="module"),
 ]
 
