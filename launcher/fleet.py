@@ -38,11 +38,12 @@ from rolloutbus.launcher.ticket import Ticket
 
 def children_of(pid: int) -> list[int]:
     """Process ids of the living children of a process."""
-    return [
-        int(child)
-        for path in Path(f"/proc/{pid}/task").glob("*/children")
-        for child in path.read_text().split()
-    ]
+    found: list[int] = []
+    with contextlib.suppress(OSError):  # the process has just ended
+        for thread in Path(f"/proc/{pid}/task").iterdir():
+            with contextlib.suppress(OSError):  # or this thread of it
+                found += map(int, (thread / "children").read_text().split())
+    return found
 
 
 def command_of(pid: int) -> list[str]:

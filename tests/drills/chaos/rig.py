@@ -195,7 +195,7 @@ class Rig:
                 link.cut()
 
     def _freeze(self, pids: Iterable[int]) -> None:
-        for pid in pids:
+        for pid in filter(None, pids):  # 0, of one that is being started, would be our own group
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGSTOP)
                 self._frozen.add(pid)
