@@ -6,11 +6,13 @@ from typing import Self, TypeVar
 
 from rolloutbus import Rollout, RolloutClient, subscribe
 from rolloutbus.bus.wire.messages.generation import FinishReason
-from rolloutbus.events import Demoted, Finished, StreamEvent, Tokens
+from rolloutbus.events import Demoted, Finished, GapLost, StreamEvent, Tokens
 from rolloutbus.replay.subscriber import Subscriber
 from tests.integration.live_fleet import DEADLINE_S, Changes, fake_sampling
 
 EventT = TypeVar("EventT")
+LOST = -1
+"""In the place of a token that will not come, as was told."""
 
 
 class EventReader:
@@ -124,5 +126,8 @@ class EventReader:
             del held[event.start :]
             assert len(held) == event.start, "a jump that nobody told of"
             held += event.tokens.tolist()
+        elif isinstance(event, GapLost):
+            held = self._held.setdefault(event.rid, [])
+            held[event.start :] = [LOST] * (event.stop - event.start)
         elif isinstance(event, Finished):
             self._ends.setdefault(event.rid, []).append(event)
