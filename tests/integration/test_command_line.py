@@ -27,6 +27,7 @@ from tests.integration.live_fleet import DEADLINE_S, START_S
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(2 * START_S)]
 
 CLI = (sys.executable, "-m", "rolloutbus.cli.main")
+PATIENT_CLI = (sys.executable, "-m", "tests.integration.patient_cli")
 
 
 class Running(NamedTuple):
@@ -86,7 +87,11 @@ def fleet(tmp_path_factory: pytest.TempPathFactory) -> Generator[Running]:
         ours, theirs = pty.openpty()
         options = ["-n", "1", "--model", str(model), "--record", str(journal)]
         process = subprocess.Popen(
-            [*CLI, "up", *options], stdin=theirs, stdout=theirs, stderr=theirs, env=variables
+            [*PATIENT_CLI, "up", *options],
+            stdin=theirs,
+            stdout=theirs,
+            stderr=theirs,
+            env=variables,
         )
         try:
             seen = Terminal(ours).wait_for("Stop with Ctrl-C.")
