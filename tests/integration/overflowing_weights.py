@@ -22,8 +22,6 @@ N_EACH = 2
 """Enough to trip a worker, without what fails before its router knows of the weights."""
 HURT = ["lm_head.weight", "model.layers.0.input_layernorm.weight"]
 """Names of a Llama: what overflows after the KV cache, and before it."""
-SOON_S = 5.0
-"""Less than a tripped worker is left alone."""
 
 
 async def check_overflow(
@@ -42,8 +40,8 @@ async def check_overflow(
         await _all_fail(client, running)
     finally:
         await publisher.publish(sound, require="all", deadline_s=DEADLINE_S)
-    async with asyncio.timeout(SOON_S):
-        await status_when(client, lambda status: not status.troubled)
+    # Its breaker closes by requests that succeed, and nobody asks: other weights mend it.
+    await status_when(client, lambda status: not status.troubled)
     again = await client.generate(PROMPT, GREEDY, deadline_s=DEADLINE_S)
     assert again.tokens.tolist() == expected.tokens.tolist()
     after = await client.status()

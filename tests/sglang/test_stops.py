@@ -19,7 +19,7 @@ from tests.sglang.single_requests import (
     text_of,
 )
 
-pytestmark = [pytest.mark.timeout(240), pytest.mark.asyncio(loop_scope="session")]
+pytestmark = pytest.mark.asyncio(loop_scope="session")
 
 NEVER_DONE = "(a|aa)+[b-z]"
 """A pattern that backtracks without end in a row of `a`."""
