@@ -324,6 +324,7 @@ class FleetPlan:
             router=backend,
             directory=str(ledger),
             bulk=bulk or self._member_endpoint("bulk"),
+            lease=self._settings.lease,
             disk=self._weights_dir,
             security=self._security(STORE),
             exit_with_parent=True,

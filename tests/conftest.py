@@ -6,9 +6,18 @@ import secrets
 import zlib
 from collections.abc import Callable, Generator
 from contextlib import AbstractContextManager, contextmanager
+from importlib.util import find_spec
 from typing import Any, cast
 
 import pytest
+
+if find_spec("hypothesis") is not None:  # SGLang's environment does without
+    from hypothesis import HealthCheck, settings
+
+    # An example takes as long as the machine lets it: only what it shows is judged.
+    patience: Any = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow]}
+    settings.register_profile("patient", **patience)
+    settings.load_profile("patient")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

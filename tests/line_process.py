@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
-DEADLINE_S = 120.0
-"""Of every wait; a first use of a GPU takes seconds."""
+DEADLINE_S = 300.0
+"""Of every wait; a first use of a GPU takes seconds, imports on a busy machine minutes."""
 LINE_BYTES = 1 << 24
 """An answer is no longer."""
 

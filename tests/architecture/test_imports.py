@@ -244,7 +244,7 @@ from rolloutbus import record, up
         cwd=ROOT,
         capture_output=True,
         text=True,
-        timeout=30,
+        timeout=280,
         check=False,
     )
     assert result.returncode == 0, result.stderr
@@ -268,7 +268,7 @@ def test_a_host_of_the_fake_engine_loads_no_heavy_package() -> None:
         cwd=ROOT,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=280,
         check=False,
     )
     assert result.returncode == 0, result.stderr

@@ -25,7 +25,7 @@ SYSTEMD = DEPLOY / "systemd"
 TOOLS = ROOT / ".venv-deploy" / "bin"
 HERE = ROOT / ".venv" / "bin"
 OURS = "rolloutbus"
-COMMAND_S = 60
+COMMAND_S = 280
 UNITS = sorted(SYSTEMD.glob("*.service"))
 
 Words = list[str]

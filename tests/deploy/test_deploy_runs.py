@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import random
 import re
 import shlex
 import shutil
@@ -16,6 +17,7 @@ from typing import Any, Self
 import pytest
 
 import rolloutbus
+from rolloutbus.engine_worker.engines.sglang.rendezvous import settled_ports
 from tests.deploy import slurm_stand_in
 from tests.deploy.deploy_files import OURS, SLURM, environment_with_ours, pods_of, probes_of
 from tests.integration.control_steps import N_BEFORE, N_TOKENS, PROMPT, all_under_way
@@ -30,7 +32,7 @@ from tests.integration.live_fleet import (
 from tests.integration.programs import running, status_of
 from tests.integration.token_limit import TokenLimit
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(240), pytest.mark.asyncio]
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(1200), pytest.mark.asyncio]
 
 LOCAL = "127.0.0.1"
 TASKS = 2
@@ -42,15 +44,19 @@ def ours(*command: str, **variables: str) -> AbstractAsyncContextManager[Process
 
 
 def free_ports() -> int:
-    """The first of two; the script names its ports, for nobody tells clients of others."""
+    """The first of two; the script names its ports, for nobody tells clients of others.
+
+    Whoever else asks for any port meanwhile is given none of these.
+    """
+    candidates = settled_ports()[:-1]
     while True:
-        with socket.create_server((LOCAL, 0)) as first:
-            port = first.getsockname()[1]
-            try:
-                socket.create_server((LOCAL, port + 1)).close()
-            except (OSError, OverflowError):
-                continue
-            return port
+        port = random.choice(candidates)
+        try:
+            for number in (port, port + 1):
+                socket.create_server((LOCAL, number)).close()
+        except OSError:
+            continue
+        return port
 
 
 @asynccontextmanager
@@ -93,7 +99,7 @@ async def test_a_slurm_job_that_is_told_to_end_loses_no_request(tmp_path: Path, 
     async with job(tmp_path, keys, engine=engine) as process:
         async with rolloutbus.connect(await told(process), key_file=key) as client:
             await status_when(
-                client, lambda status: {each.name for each in status.workers} == workers
+                client, lambda status: {each.name for each in status.workers} == workers, START_S
             )
             assert (await client.status()).store is not None
             with limit.at(N_BEFORE):
@@ -115,9 +121,10 @@ async def test_a_slurm_job_that_is_told_to_end_loses_no_request(tmp_path: Path, 
 
 async def test_a_slurm_job_ends_with_its_command_and_its_status(tmp_path: Path, keys: Path) -> None:
     asked = f"{OURS} generate --address $ROUTER_ADDRESS --key {keys}/trainer.key"
-    command = f"{asked} --prompt-ids 1,2 --max-new-tokens 3 >{tmp_path}/said && exit 9"
+    asked += f" --prompt-ids 1,2 --max-new-tokens 3 --deadline {START_S}"
+    command = f"{asked} >{tmp_path}/said && exit 9"
     async with job(tmp_path, keys, "sh", "-c", command) as process:
-        async with asyncio.timeout(DEADLINE_S):
+        async with asyncio.timeout(3 * START_S):
             out, err = await process.communicate()
         assert process.returncode == 9, (out + err).decode()
 

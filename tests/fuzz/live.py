@@ -26,13 +26,15 @@ from rolloutbus.bus.security.keys import SecuritySettings
 from rolloutbus.bus.security.zmq_curve import dialer_of
 from rolloutbus.bus.settings import LeaseSettings
 from rolloutbus.bus.transport.endpoints import split_key
+from rolloutbus.trainer_adapter.client.core.settings import ClientSettings
 from tests.fuzz.garbage import connect_and_say, nonsense
 from tests.fuzz.intruder import Intruder
 from tests.integration.key_directory import KeyDirectory
 from tests.integration.live_fleet import DEADLINE_S, assert_fake_rollout, fake_sampling, n_held
 
-PATIENT = LeaseSettings(lease_s=30.0, holder_s=24.0, recovery_s=31.0)
-"""A worker that is only slow under attack is none that died of it."""
+PATIENT = LeaseSettings(lease_s=30.0, holder_s=24.0, silence_s=20.0, recovery_s=31.0)
+"""A worker that is only slow under attack is none that died of it. Nobody connects anew because of
+a slow router: what was on its way through the old connection would come from a stranger."""
 AT_ONCE = 32
 """Attackers side by side."""
 N_ECHO_TOKENS = 8
@@ -179,17 +181,16 @@ async def guarded_or_not(
     keys: Path | None,
 ) -> AsyncGenerator[tuple[Fleet, RolloutClient, SecuritySettings | None]]:
     """A fleet, its client, and the key of an intruder, who is a client like any other."""
-    key_file, key = "", None
-    if keys is not None:
-        known = keys_in(keys)
-        key_file, key = str(known.file("echo")), known.client_settings("intruder")
-    async with (
-        rolloutbus.up(
-            workers=1, engine="fake", transport="tcp", secure=keys, lease=PATIENT
-        ) as fleet,
-        rolloutbus.connect(fleet.address, name="echo", key_file=key_file) as client,
-    ):
-        yield fleet, client, key
+    known = keys_in(keys) if keys is not None else None
+    own, others = (
+        known.client_settings(name) if known is not None else None for name in ("echo", "intruder")
+    )
+    async with rolloutbus.up(
+        workers=1, engine="fake", transport="tcp", secure=keys, lease=PATIENT
+    ) as fleet:
+        settings = ClientSettings(name="echo", router=fleet.address, lease=PATIENT, security=own)
+        async with RolloutClient(settings) as client:
+            yield fleet, client, others
 
 
 async def besiege(

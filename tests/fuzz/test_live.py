@@ -6,7 +6,7 @@ import pytest
 
 from tests.fuzz.live import besiege, is_unharmed
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(900)]
 
 
 @pytest.mark.parametrize("is_guarded", [False, True], ids=["without keys", "with keys"])

@@ -40,7 +40,7 @@ async def check_overflow(
         await _all_fail(client, running)
     finally:
         await publisher.publish(sound, require="all", deadline_s=DEADLINE_S)
-    # Nothing is asked of the worker meanwhile: its breaker would not close by itself.
+    # Its breaker closes by requests that succeed, and nobody asks: other weights mend it.
     await status_when(client, lambda status: not status.troubled)
     again = await client.generate(PROMPT, GREEDY, deadline_s=DEADLINE_S)
     assert again.tokens.tolist() == expected.tokens.tolist()

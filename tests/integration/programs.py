@@ -7,7 +7,7 @@ from asyncio.subprocess import PIPE, Process
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import asynccontextmanager
 
-from tests.integration.live_fleet import DEADLINE_S
+from tests.integration.live_fleet import START_S
 
 
 @asynccontextmanager
@@ -26,5 +26,5 @@ async def running(*command: str, environment: Mapping[str, str]) -> AsyncGenerat
 
 async def status_of(process: Process) -> int:
     """Wait for its end; returns its exit status."""
-    async with asyncio.timeout(DEADLINE_S):
+    async with asyncio.timeout(START_S):
         return await process.wait()

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncGenerator
-from contextlib import asynccontextmanager
+from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass
 
 from rolloutbus import Rollout, RolloutClient, SamplingParams, Want
@@ -106,9 +106,10 @@ async def streamed_turns_are_turns(steps: Steps) -> None:
         assert session.transcript.turns[-1].tokens.tolist() == tokens
         assert len(tokens) == GREEDY.max_new_tokens
         is_whole = False
-        async for delta in session.sample_stream(LONG, **OPTIONS):
-            is_whole = delta.rollout is not None  # a busy client finds all tokens in one delta
-            break
+        async with aclosing(session.sample_stream(LONG, **OPTIONS)) as deltas:
+            async for delta in deltas:
+                is_whole = delta.rollout is not None  # a busy client finds all tokens in one delta
+                break
         assert len(session.transcript.turns) == 4 + is_whole, "a turn that was left early is none"
         session.rewind(4)
         session.append([1, 2])

@@ -17,6 +17,7 @@ from safetensors.torch import load_file
 import rolloutbus
 from rolloutbus import Fleet
 from tests.integration.gateway_process import gateway
+from tests.integration.live_fleet import PATIENT
 from tests.integration.reciting_model import LINES, save_reciting_model
 from tests.integration.trained_model import GREEDY
 from tests.integration.trainer_group import rank_0
@@ -24,11 +25,11 @@ from tests.integration.trainer_group import rank_0
 ROOT = Path(__file__).parents[2]
 PYTHON = ROOT / ".venv-peers" / "bin" / "python"
 HERE = Path(__file__).parent
-DEADLINE_S = 90.0
+DEADLINE_S = 300.0
 CUE = "weather"
 """What is said after it is longer than the four tokens that are asked for."""
 
-pytestmark = [pytest.mark.peers, pytest.mark.timeout(180), pytest.mark.asyncio(loop_scope="module")]
+pytestmark = [pytest.mark.peers, pytest.mark.timeout(900), pytest.mark.asyncio(loop_scope="module")]
 
 
 @pytest.fixture(scope="module")
@@ -41,7 +42,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def fleet(model: Path) -> AsyncIterator[Fleet]:
-    async with rolloutbus.up(model=model, workers=2, http=0) as running:
+    async with rolloutbus.up(model=model, workers=2, http=0, lease=PATIENT) as running:
         yield running
 
 

@@ -22,6 +22,8 @@ from tests.sglang.redis_server import EXECUTABLE, redis_server
 from tests.sglang.reference import SameWeights
 
 DEADLINE_S = 120.0
+HANG_S = 1200
+"""Of a test and of the fleets that start for it, each of which may take minutes among others."""
 KEEPING = {"enable_memory_saver": True, "enable_weights_cpu_backup": True}
 """Arguments of an engine that can sleep, and wakes up with the weights it had."""
 HERE = Path(__file__).parent
@@ -35,6 +37,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if HERE in item.path.parents:
             item.add_marker(pytest.mark.sglang)
+            item.add_marker(pytest.mark.timeout(HANG_S))
             item.add_marker(pytest.mark.xdist_group(_fleet_of(item)))
             if IS_MISSING:
                 item.add_marker(pytest.mark.skip("sglang is not installed: make test-sglang"))

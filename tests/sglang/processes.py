@@ -1,5 +1,6 @@
 """The processes of an engine, as tests look at them from outside."""
 
+from contextlib import suppress
 from pathlib import Path
 
 from rolloutbus import Fleet
@@ -24,7 +25,10 @@ def scheduler_pids(fleet: Fleet, worker: str = "w0") -> list[int]:
 
 def listening_ports(pid: int) -> set[int]:
     """TCP ports that this process listens at."""
-    opened = {str(each.readlink()) for each in Path(f"/proc/{pid}/fd").iterdir()}
+    opened: set[str] = set()
+    for each in Path(f"/proc/{pid}/fd").iterdir():
+        with suppress(FileNotFoundError):  # closed meanwhile
+            opened.add(str(each.readlink()))
     ports: set[int] = set()
     for table in ("tcp", "tcp6"):
         for row in Path(f"/proc/{pid}/net/{table}").read_text(encoding="ascii").splitlines()[1:]:

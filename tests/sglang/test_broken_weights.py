@@ -9,7 +9,7 @@ from tests.integration.overflowing_weights import HURT, check_overflow
 from tests.integration.reference import Reference
 from tests.sglang.processes import scheduler_pids
 
-pytestmark = [pytest.mark.timeout(600), pytest.mark.asyncio(loop_scope="session")]
+pytestmark = pytest.mark.asyncio(loop_scope="session")
 
 
 @pytest.mark.shows("weights that overflow")

@@ -23,7 +23,7 @@ from tests.integration.live_fleet import DEADLINE_S, Streamed, status_when
 from tests.sglang.models import ENDLESS
 from tests.sglang.reference import SameWeights
 
-pytestmark = [pytest.mark.timeout(600), pytest.mark.asyncio(loop_scope="session")]
+pytestmark = pytest.mark.asyncio(loop_scope="session")
 
 TEMPERATURE = 0.9
 TOLERANCE = 1e-4

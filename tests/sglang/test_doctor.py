@@ -2,12 +2,8 @@
 
 from pathlib import Path
 
-import pytest
-
 from rolloutbus.cli.commands.doctor import look
 from rolloutbus.engine_worker.engines.sglang.upstream import hooks
-
-pytestmark = pytest.mark.timeout(600)
 
 
 def test_it_finds_sglang_its_features_and_that_it_knows_the_model(llama: Path) -> None:

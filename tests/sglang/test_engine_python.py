@@ -36,12 +36,11 @@ async def main():
 
 asyncio.run(main())
 """
-DEADLINE_S = 200.0
+DEADLINE_S = 900.0
 
 
 @pytest.mark.shows("two environments")
 @pytest.mark.skipif(not CLIENT.exists(), reason="there is no second environment here")
-@pytest.mark.timeout(240)
 @pytest.mark.parametrize("engine", ["transformers", "sglang"])
 def test_client_and_engine_may_have_different_environments(llama: Path, engine: str) -> None:
     options = engine_options() if engine == "sglang" else {"threads": 1, "device": "cpu"}

@@ -23,8 +23,6 @@ from tests.sglang.conftest import DEADLINE_S
 from tests.sglang.fleets import fleet_of
 from tests.sglang.models import SLOTS
 
-pytestmark = [pytest.mark.timeout(400)]
-
 TOLERANCE = 1e-4
 CHUNK = 128
 """The longest prompt is computed in several steps."""

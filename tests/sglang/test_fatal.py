@@ -18,7 +18,7 @@ from tests.sglang.conftest import DEADLINE_S
 from tests.sglang.models import VOCAB_SIZE
 from tests.sglang.processes import scheduler_pids
 
-pytestmark = [pytest.mark.timeout(600), pytest.mark.asyncio(loop_scope="session")]
+pytestmark = pytest.mark.asyncio(loop_scope="session")
 
 PROMPT = [5, 6, 7]
 COLUMN = np.array(PROMPT, "<i4").tobytes()

@@ -12,7 +12,7 @@ from tests.sglang.conftest import DEADLINE_S
 from tests.sglang.models import ENDLESS, EOS, MAX_CONTEXT, VOCAB_SIZE
 from tests.sglang.reference import SameWeights
 
-pytestmark = [pytest.mark.timeout(600), pytest.mark.asyncio(loop_scope="session")]
+pytestmark = pytest.mark.asyncio(loop_scope="session")
 
 TOLERANCE = 1e-4
 PROMPTS = [[3 + i, 10, 20 + i, 7, 100 + i] for i in range(8)]

@@ -16,7 +16,7 @@ from tests.sglang.conftest import DEADLINE_S
 from tests.sglang.fleets import fleet_of
 from tests.sglang.removed_functions import remove
 
-pytestmark = [pytest.mark.timeout(600), pytest.mark.asyncio(loop_scope="session")]
+pytestmark = pytest.mark.asyncio(loop_scope="session")
 
 FEW = SamplingParams(max_new_tokens=2, temperature=0.0, ignore_eos=True)
 

@@ -25,7 +25,7 @@ from tests.lora_adapters import TARGETS, assert_from, random_lora
 from tests.sglang.conftest import DEADLINE_S
 from tests.sglang.fleets import fleet_of
 
-pytestmark = [pytest.mark.timeout(240), pytest.mark.asyncio(loop_scope="module")]
+pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 TOLERANCE = 1e-4
 MAX_RANK = 8

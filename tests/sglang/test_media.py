@@ -37,7 +37,6 @@ from tests.sglang.media_models import (
 from tests.sglang.models import FIRST_BYTE
 
 pytestmark = [
-    pytest.mark.timeout(300),
     pytest.mark.asyncio(loop_scope="session"),
     # transformers hands torch's tensors to numpy, which wants another signature of them.
     pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning"),

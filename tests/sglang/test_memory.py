@@ -1,5 +1,6 @@
 """Memory that the real SGLang gives up and takes back; here a stand-in really spoils it."""
 
+import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -16,7 +17,7 @@ from tests.integration.reference import Reference
 from tests.sglang.models import ENDLESS
 from tests.sglang.processes import scheduler_pids
 
-pytestmark = [pytest.mark.timeout(240), pytest.mark.asyncio(loop_scope="session")]
+pytestmark = pytest.mark.asyncio(loop_scope="session")
 
 PROMPT = [5, 6, 7, 8, 9]
 GREEDY = SamplingParams(max_new_tokens=8, temperature=0.0, ignore_eos=True)
@@ -114,8 +115,12 @@ async def test_a_busy_engine_is_drained_or_stays_awake_at_the_deadline(
 ) -> None:
     endless = Streamed(client, PROMPT, LONG)
     await endless.reached(10)
+    async with asyncio.timeout(DEADLINE_S):
+        # A busy machine may need longer than the last second that a worker has to answer.
+        while not (told := await client.sleep(drain=True, deadline_s=1.0, check=False)).errors:
+            assert told.silent == ["w0"]
     with pytest.raises(FleetCommandFailed, match="busy"):
-        await client.sleep(drain=True, deadline_s=1.0)
+        told.check()
     await endless.grown_by(10)
     await endless.cut()
 

@@ -38,7 +38,7 @@ from tests.sglang.training import (
 )
 from tests.sglang.update_hook import COMPLAINT
 
-pytestmark = [pytest.mark.timeout(900), pytest.mark.asyncio(loop_scope="module")]
+pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 RESTART_S = 400.0
 CHUNK = 128

@@ -23,7 +23,7 @@ from tests.integration.session_steps import n_cached
 from tests.sglang.fleets import fleet_of
 from tests.sglang.models import VOCAB_SIZE
 
-pytestmark = [pytest.mark.timeout(300), pytest.mark.asyncio(loop_scope="module")]
+pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 N_FAMILIES, N_SHARED = 3, 320
 FAMILIES = [random_tokens(N_SHARED, seed, VOCAB_SIZE) for seed in range(N_FAMILIES)]

@@ -21,7 +21,7 @@ from tests.sglang.fleets import fleet_of
 from tests.sglang.memory_hook import EXHAUSTING_TOKEN
 from tests.sglang.reference import SameWeights
 
-pytestmark = [pytest.mark.timeout(600), pytest.mark.asyncio(loop_scope="module")]
+pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 ROOM = 1024
 """Tokens that the KV cache holds."""

@@ -15,7 +15,7 @@ from tests.integration.reference import Reference
 from tests.sglang.conftest import DEADLINE_S
 from tests.sglang.fleets import fleet_of
 
-pytestmark = [pytest.mark.timeout(600), pytest.mark.asyncio(loop_scope="module")]
+pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 TOLERANCE = 1e-4
 MAX_CONTEXT = 256

@@ -21,7 +21,7 @@ from tests.sglang.reading_models import (
     save_cross_encoder,
 )
 
-pytestmark = [pytest.mark.timeout(400), pytest.mark.asyncio(loop_scope="function")]
+pytestmark = pytest.mark.asyncio(loop_scope="function")
 
 TOLERANCE = 1e-4
 QUERIES = ["red", "what is the colour of the sky on a clear day?", "a"]

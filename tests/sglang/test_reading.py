@@ -22,7 +22,7 @@ from tests.sglang.conftest import DEADLINE_S
 from tests.sglang.fleets import fleet_of
 from tests.sglang.models import byte_tokenizer
 
-pytestmark = [pytest.mark.timeout(240), pytest.mark.asyncio(loop_scope="module")]
+pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 TOLERANCE = 1e-4
 DIMENSIONS = [16, 32]

@@ -10,7 +10,7 @@ from rolloutbus import Fleet, SamplingParams
 from rolloutbus.cli.commands.journals.regenerate import Regeneration, regenerate
 from tests.sglang.conftest import DEADLINE_S
 
-pytestmark = [pytest.mark.timeout(240), pytest.mark.asyncio(loop_scope="session")]
+pytestmark = pytest.mark.asyncio(loop_scope="session")
 
 TOLERANCE = 1e-3
 N_TOKENS = 20

@@ -16,7 +16,7 @@ from tests.sglang.conftest import DEADLINE_S
 from tests.sglang.fleets import engine_options, fleet_of
 from tests.sglang.models import ENDLESS
 
-pytestmark = [pytest.mark.timeout(600), pytest.mark.asyncio(loop_scope="session")]
+pytestmark = pytest.mark.asyncio(loop_scope="session")
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ from rolloutbus.errors import ProcessFailed
 from tests.sglang.fleets import fleet_of
 from tests.tiny_models import claim_too_much
 
-pytestmark = [pytest.mark.timeout(600), pytest.mark.asyncio(loop_scope="session")]
+pytestmark = pytest.mark.asyncio(loop_scope="session")
 
 
 def of_no_known_kind(model: Path) -> None:

@@ -15,7 +15,7 @@ from tests.integration.reference import Reference
 from tests.sglang.conftest import DEADLINE_S
 from tests.sglang.fleets import fleet_of
 
-pytestmark = [pytest.mark.timeout(400), pytest.mark.asyncio(loop_scope="module")]
+pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 PROMPT = [3, 1, 4, 1, 5]
 GREEDY = SamplingParams(max_new_tokens=8, temperature=0.0, ignore_eos=True)

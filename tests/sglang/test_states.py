@@ -17,7 +17,7 @@ from tests.integration.reference import Reference
 from tests.sglang.models import ENDLESS
 from tests.sglang.processes import scheduler_pids
 
-pytestmark = [pytest.mark.timeout(600), pytest.mark.asyncio(loop_scope="session")]
+pytestmark = pytest.mark.asyncio(loop_scope="session")
 
 PROMPT = [5, 6, 7]
 GREEDY = SamplingParams(max_new_tokens=4, temperature=0.0, ignore_eos=True)

@@ -22,7 +22,7 @@ from tests.sglang.fleets import fleet_of
 from tests.sglang.models import ENDLESS
 from tests.sglang.removed_functions import forget_versions
 
-pytestmark = [pytest.mark.timeout(600), pytest.mark.asyncio(loop_scope="session")]
+pytestmark = pytest.mark.asyncio(loop_scope="session")
 
 PROMPT = [5, 6, 7, 8]
 LONG = SamplingParams(max_new_tokens=ENDLESS, ignore_eos=True)

@@ -21,7 +21,7 @@ from tests.sglang.conftest import DEADLINE_S
 from tests.sglang.fleets import fleet_of
 from tests.sglang.vision_model import BEGIN, END, IMAGE, picture, save_vision_model
 
-pytestmark = [pytest.mark.timeout(240), pytest.mark.asyncio(loop_scope="session")]
+pytestmark = pytest.mark.asyncio(loop_scope="session")
 
 GREEDY = SamplingParams(max_new_tokens=8, temperature=0.0, ignore_eos=True)
 PLACE = [BEGIN]

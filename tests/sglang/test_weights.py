@@ -36,7 +36,7 @@ from tests.sglang.training import (
     assert_true,
 )
 
-pytestmark = [pytest.mark.timeout(400), pytest.mark.asyncio(loop_scope="module")]
+pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 WORKER = "w0"
 CHUNK = 128

@@ -51,7 +51,7 @@ def test_every_mutant_has_a_seed_that_finds_it() -> None:
 
 
 @pytest.mark.simulation
-@pytest.mark.timeout(180)
+@pytest.mark.timeout(900)
 @pytest.mark.sampled(6)
 @pytest.mark.parametrize("mutant", MUTANTS)
 def test_a_missing_protection_is_noticed(mutant: str) -> None:

@@ -31,7 +31,7 @@ def test_the_order_of_hashes_changes_nothing(hash_seed: str) -> None:
         env={**os.environ, "PYTHONHASHSEED": hash_seed},
         capture_output=True,
         check=True,
-        timeout=60,
+        timeout=280,
     )
 
     assert elsewhere.stdout.decode().strip() == run_seed(SEED).trace

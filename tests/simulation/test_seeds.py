@@ -31,7 +31,7 @@ ONCE_BROKEN: list[tuple[Scenario, int]] = [
 
 
 @pytest.mark.simulation
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(900)
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize("start", range(0, N_SEEDS, CHUNK))
 def test_every_request_has_one_right_outcome(start: int) -> None:
@@ -46,7 +46,7 @@ def test_every_request_has_one_right_outcome(start: int) -> None:
 
 
 @pytest.mark.simulation
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(900)
 def test_leases_that_end_all_the_time_and_frames_that_come_again_change_nothing() -> None:
     summary = run_seeds(0, CHUNK, HAUNTED)
 
@@ -54,7 +54,7 @@ def test_leases_that_end_all_the_time_and_frames_that_come_again_change_nothing(
 
 
 @pytest.mark.simulation
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(900)
 def test_detached_requests_of_clients_that_die_are_collected_by_the_next_ones() -> None:
     summary = run_seeds(CHUNK // 2, CHUNK // 2, DESERTED)  # the first half of them: see below
 
@@ -63,7 +63,7 @@ def test_detached_requests_of_clients_that_die_are_collected_by_the_next_ones() 
 
 
 @pytest.mark.simulation
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(900)
 @pytest.mark.sampled(1)
 @HALVES
 def test_detached_requests_end_once_though_old_executions_of_them_come_back(
@@ -76,7 +76,7 @@ def test_detached_requests_end_once_though_old_executions_of_them_come_back(
 
 
 @pytest.mark.simulation
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(900)
 @pytest.mark.sampled(1)
 @HALVES
 def test_nobody_begins_anything_while_the_fleet_is_paused_whoever_dies(
@@ -89,7 +89,7 @@ def test_nobody_begins_anything_while_the_fleet_is_paused_whoever_dies(
 
 
 @pytest.mark.simulation
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(900)
 def test_a_second_fleet_at_the_address_goes_on_with_nothing_of_the_first() -> None:
     summary = run_seeds(0, CHUNK, SUCCEEDED)
 
@@ -99,7 +99,7 @@ def test_a_second_fleet_at_the_address_goes_on_with_nothing_of_the_first() -> No
 
 
 @pytest.mark.simulation
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(900)
 @pytest.mark.sampled(1)
 @HALVES
 def test_a_pair_of_routers_is_one_router_for_requests_and_members(start: int) -> None:
@@ -111,7 +111,7 @@ def test_a_pair_of_routers_is_one_router_for_requests_and_members(start: int) ->
 
 
 @pytest.mark.simulation
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(900)
 def test_seeds_that_once_broke_a_promise_keep_it() -> None:
     broken = {
         each.seed: each.violations
@@ -122,7 +122,7 @@ def test_seeds_that_once_broke_a_promise_keep_it() -> None:
 
 
 @pytest.mark.simulation
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(900)
 def test_the_faults_reach_every_protection() -> None:
     usual, deserted = run_seeds(0, EVENTFUL_SEEDS), run_seeds(0, CHUNK // 2, DESERTED)
 

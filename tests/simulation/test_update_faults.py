@@ -10,7 +10,7 @@ from tests.drills.simulation.watch import UpdatePhase
 
 
 @pytest.mark.simulation
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(900)
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize(("transport", "mode"), WAYS)
 def test_any_death_in_any_phase_breaks_nothing(transport: Transport, mode: UpdateMode) -> None:
@@ -28,7 +28,7 @@ DEATHS: tuple[tuple[UpdatePhase, UpdatePhase], ...] = (
 
 
 @pytest.mark.simulation
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(900)
 def test_waves_are_gone_on_with_although_their_trainer_and_their_router_die() -> None:
     runs = [run_broken_waves(seed, phases) for seed in range(1, 5) for phases in DEATHS]
     assert [run for run in runs if run.violations or not run.are_over] == []
@@ -36,7 +36,7 @@ def test_waves_are_gone_on_with_although_their_trainer_and_their_router_die() ->
 
 
 @pytest.mark.simulation
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(900)
 def test_a_store_that_forgets_to_answer_leaves_its_publisher_in_doubt_and_not_in_error() -> None:
     runs = [run_seed(seed, FORGETFUL) for seed in range(8)]
     assert [run.violations for run in runs if run.violations] == []

@@ -3,6 +3,7 @@
 import msgspec
 
 from rolloutbus.bus.security.keys import SecuritySettings
+from rolloutbus.bus.settings import LeaseSettings
 from rolloutbus.bus.transport.endpoints import (
     check_advertised,
     require_bindable,
@@ -26,6 +27,7 @@ class StoreSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Host that peers are told instead of that of `bulk`, with the same port: for networks that
     translate addresses. Empty: the one that is listened on."""
     name: str = "store"
+    lease: LeaseSettings = LeaseSettings()
     keep_committed: int = 3
     """Committed versions of each policy whose bytes are kept."""
     keep_sealed: int = 2

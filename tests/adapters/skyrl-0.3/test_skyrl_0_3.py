@@ -27,11 +27,12 @@ from tests.adapters.skyrl_runs import (
     save_counting_model,
     trainers,
 )
+from tests.integration.live_fleet import PATIENT
 from tests.integration.reciting_model import UNDER_WAY
 
 pytestmark = [
     pytest.mark.adapters,
-    pytest.mark.timeout(300),
+    pytest.mark.timeout(1200),
     pytest.mark.asyncio(loop_scope="module"),
 ]
 
@@ -45,7 +46,10 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def fleet(model: Path) -> AsyncIterator[Fleet]:
-    async with rolloutbus.up(model=model, workers=2, engine_options={"threads": 1}) as running:
+    options = {"threads": 1}
+    async with rolloutbus.up(
+        model=model, workers=2, engine_options=options, lease=PATIENT
+    ) as running:
         yield running
 
 
@@ -89,7 +93,7 @@ async def test_a_batch_keeps_its_order_and_sessions_their_workers(
     await trainer.call("finish_session", session_id=sessions[0])
     await trainer.call("finish_session", session_id="never there")
     with pytest.raises(Refused, match="unknown_session"):
-        await client.ref().ask(CloseSession(sessions[0]), deadline_s=10.0)
+        await client.ref().ask(CloseSession(sessions[0]), deadline_s=60.0)
 
 
 async def test_a_model_is_itself_or_an_adapter(trainer: Trainer, model: Path) -> None:

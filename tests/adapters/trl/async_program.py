@@ -146,7 +146,7 @@ def main() -> None:
         report_to=[],
     )
     worker = FleetRolloutWorker.of(
-        FleetOptions(address=given.address, deadline_s=60),
+        FleetOptions(address=given.address, deadline_s=240),
         args,
         model=given.model,
         train_dataset=dataset,

@@ -51,7 +51,7 @@ def main() -> None:
     parser.add_argument("--lora", action="store_true")
     given = parser.parse_args()
 
-    fleet = FleetOptions(address=given.address, deadline_s=60)
+    fleet = FleetOptions(address=given.address, deadline_s=240)
     is_server = given.how == "server"
     if is_server:
         use_fleet(fleet)

@@ -14,9 +14,10 @@ import pytest_asyncio
 
 import rolloutbus
 from rolloutbus import Fleet, OfflineRollouts
+from rolloutbus.bus.settings import LeaseSettings
 from rolloutbus.examples.tiny_model import build_tiny_model
 from tests.adapters.programs import DEADLINE_S, Line, lines_of, program
-from tests.integration.live_fleet import recorded
+from tests.integration.live_fleet import PATIENT, recorded
 
 HERE = Path(__file__).parent
 N_STEPS = 20
@@ -35,7 +36,7 @@ N_TOKENS = 12
 
 pytestmark = [
     pytest.mark.adapters,
-    pytest.mark.timeout(300),
+    pytest.mark.timeout(1200),
     pytest.mark.asyncio(loop_scope="module"),
 ]
 
@@ -48,10 +49,19 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest_asyncio.fixture(loop_scope="module")
-async def fleet(model: Path) -> AsyncIterator[Fleet]:
-    options = {"threads": 1}
-    async with rolloutbus.up(model=model, workers=2, engine_options=options, tap=True) as running:
+async def fleet(model: Path, request: pytest.FixtureRequest) -> AsyncIterator[Fleet]:
+    """One whose leases end soon, as faults want it, unless a test asks for others."""
+    async with rolloutbus.up(
+        model=model,
+        workers=2,
+        engine_options={"threads": 1},
+        lease=getattr(request, "param", LeaseSettings()),
+        tap=True,
+    ) as running:
         yield running
+
+
+WITHOUT_FAULTS = pytest.mark.parametrize("fleet", [PATIENT], indirect=True, ids=["patient"])
 
 
 class Training:
@@ -110,6 +120,7 @@ def train(fleet: Fleet, model: Path, tmp_path: Path) -> Train:
     return training
 
 
+@WITHOUT_FAULTS
 async def test_grpo_samples_from_what_it_has_just_trained(fleet: Fleet, train: Train) -> None:
     async with train("grpo_program.py", N_STEPS, "--how server") as trainer:
         steps = await trainer.steps()
@@ -144,6 +155,7 @@ async def test_a_run_goes_on_through_faults(fleet: Fleet, train: Train) -> None:
         assert [sum(n for _, n in runs) for runs in line["runs"]] == [N_TOKENS] * BATCH
 
 
+@WITHOUT_FAULTS
 async def test_two_ranks_train_an_adapter(train: Train) -> None:
     """The fleet has it merged into its weights: samples are as likely as the trainer computes."""
     launcher = (

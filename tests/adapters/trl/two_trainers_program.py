@@ -17,7 +17,7 @@ from rolloutbus.trainer_adapter.frameworks.trl import FleetClient, FleetOptions
 def main() -> None:
     address, model = sys.argv[1:3]
     weights = load_tiny_model(Path(model)).state_dict()
-    first, second = (FleetClient(FleetOptions(address=address, deadline_s=60)) for _ in range(2))
+    first, second = (FleetClient(FleetOptions(address=address, deadline_s=240)) for _ in range(2))
     first.publish(iter(weights.items()))
     first.generate([[1, 5]], max_tokens=4)
     second.publish(iter(weights.items()))

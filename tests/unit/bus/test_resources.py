@@ -20,7 +20,7 @@ from rolloutbus.bus.actor.resources import (
 from rolloutbus.bus.wire.errors import SettingsError
 
 ROOT = Path(__file__).resolve().parents[3]
-DEADLINE_S = 50.0
+DEADLINE_S = 240.0
 N_OPEN = 200
 
 

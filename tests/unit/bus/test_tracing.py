@@ -10,7 +10,7 @@ from rolloutbus.errors import SettingsError
 from rolloutbus.launcher.plan import environment
 from rolloutbus.trainer_adapter.client.core.settings import ClientSettings
 
-DEADLINE_S = 30.0
+DEADLINE_S = 240.0
 
 
 def test_what_is_misspelt_is_told(monkeypatch: pytest.MonkeyPatch) -> None:

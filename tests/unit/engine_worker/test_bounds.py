@@ -17,7 +17,7 @@ from rolloutbus.engine_worker.worker.core import WorkerCore
 from tests.unit.engine_worker.core_bench import READY
 from tests.unit.sizes import largest
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = pytest.mark.timeout(900)
 
 N_RIDS = 30_000
 FEW = 40

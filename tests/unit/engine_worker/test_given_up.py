@@ -23,4 +23,4 @@ def test_transfer_ends_at_once_when_its_version_is_given_up(tmp_path: Path, step
         receiver.close()
         return failure.value.problem.message
 
-    assert asyncio.run(asyncio.wait_for(give_up(), 30)) == "version 1 was given up on its way"
+    assert asyncio.run(asyncio.wait_for(give_up(), 240)) == "version 1 was given up on its way"

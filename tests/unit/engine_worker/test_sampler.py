@@ -25,6 +25,8 @@ from tests.step_log import key
 VOCAB = 50
 FACTS = EngineFacts("test", VOCAB, 1000, 8, (1,))
 CPU = torch.device("cpu")
+DIGITS = 1e-5
+"""What float32 may lose on the way from logits to probabilities."""
 
 
 def request(
@@ -76,6 +78,17 @@ def reference(one: EngineRequest, row: torch.Tensor) -> tuple[np.ndarray, np.nda
     return full, kept / kept.sum()
 
 
+def is_close_call(sampling: SamplingParams, full: np.ndarray) -> bool:
+    """Whether the last digits of a number decide what is kept: float32 may see it otherwise."""
+    falling = np.sort(full[full > 0])[::-1]
+    gaps = [-np.diff(np.log(falling))]
+    if sampling.top_p < 1.0:
+        gaps.append(np.abs(np.cumsum(falling) - sampling.top_p))
+    if sampling.min_p:
+        gaps.append(np.abs(falling / falling[0] - sampling.min_p))
+    return float(np.concatenate(gaps).min()) < DIGITS
+
+
 def random_sampling(rng: random.Random) -> SamplingParams:
     def maybe(value: Any, default: Any) -> Any:  # noqa: ANN401
         return value if rng.random() < 0.4 else default
@@ -96,6 +109,7 @@ def random_sampling(rng: random.Random) -> SamplingParams:
 
 
 def test_every_row_of_a_mixed_batch_follows_its_own_parameters(rng: random.Random) -> None:
+    n_judged = 0
     for _ in range(40):
         requests = [
             request(random_sampling(rng), [rng.randrange(VOCAB) for _ in range(rng.randint(0, 9))])
@@ -106,12 +120,16 @@ def test_every_row_of_a_mixed_batch_follows_its_own_parameters(rng: random.Rando
         behaviour = draw.logprobs if draw.behaviour_logprobs is None else draw.behaviour_logprobs
         for i, one in enumerate(requests):
             full, kept = reference(one, scores[i])
+            if is_close_call(one.sampling, full):
+                continue
+            n_judged += 1
             token = int(draw.tokens[i])
             assert abs(draw.logprobs[i] - np.log(full[token])) < 1e-4
             if one.sampling.temperature == 0:
                 assert token == int(full.argmax())
                 kept = full
             assert abs(behaviour[i] - np.log(kept[token])) < 1e-4
+    assert n_judged > 20
 
 
 def test_tokens_come_as_often_as_their_probability_says() -> None:

@@ -1,7 +1,8 @@
 """What the step loop does with calls that arrive in the middle of a step."""
 
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -14,7 +15,7 @@ from rolloutbus.engine_worker.engines.fake.engine import FakeBatch
 from rolloutbus.engine_worker.engines.fake.settings import FakeSettings
 from rolloutbus.engine_worker.engines.shared.request import EngineRequest, open_request
 from rolloutbus.engine_worker.engines.shared.step_loop import StepLoop
-from tests.step_log import DEADLINE_S, StepLog, key
+from tests.step_log import DEADLINE_S, PACE_S, StepLog, key
 
 FACTS = EngineFacts("test", 100, 20_000, 2)
 
@@ -91,15 +92,33 @@ def test_closing_wakes_who_waits_for_a_drain(
 ) -> None:
     log.hold(1)
     loop.submit([request("a", 10_000)])
-    assert batch.is_computing.wait(DEADLINE_S)
     batch.may_finish.set()
+    log.wait_held()
     with ThreadPoolExecutor(2) as pool:
         drained = pool.submit(loop.pause, "drain")
+        _until(lambda: loop.stats().n_calls == 1)
         closed = pool.submit(loop.close)
+        _until(lambda: _is_closed(loop))
         log.release()
         closed.result(DEADLINE_S)
         with pytest.raises(EngineDied):
             drained.result(DEADLINE_S)
+
+
+def _until(is_so: Callable[[], bool]) -> None:
+    give_up_at = time.monotonic() + DEADLINE_S
+    while not is_so():
+        assert time.monotonic() < give_up_at
+        time.sleep(PACE_S)  # a gauge tells nobody when it changes
+
+
+def _is_closed(loop: StepLoop) -> bool:
+    """Whether it takes nothing more, though its thread may still be at a step."""
+    try:
+        loop.stats()
+    except EngineDied:
+        return True
+    return False
 
 
 WRONG = bad_request("grammar.text", "it is none")

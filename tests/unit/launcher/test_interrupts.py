@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[3]
-WAIT_S = 60.0
+WAIT_S = 240.0
 AS_IN_A_TERMINAL = """
 import runpy, signal
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a run in the background has it ignored

@@ -142,7 +142,7 @@ def completed(shell: str, line: str) -> str:
         capture_output=True,
         check=False,
         text=True,
-        timeout=50,
+        timeout=240,
     ).stdout
 
 
@@ -182,7 +182,7 @@ def test_a_reader_that_leaves_ends_a_command_without_a_word(tmp_path: Path) -> N
             stdout=pipe,
             stderr=subprocess.PIPE,
             check=False,
-            timeout=50,
+            timeout=240,
         )
     assert done.stderr == b""
     assert done.returncode == 1

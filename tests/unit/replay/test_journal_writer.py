@@ -21,7 +21,7 @@ from rolloutbus.replay.journal.records import End, Stream
 from rolloutbus.replay.journal.writer import JournalWriter
 
 SCRIBE = Path(__file__).with_name("scribe.py")
-DEADLINE_S = 50.0
+DEADLINE_S = 240.0
 
 
 def stream(rid: str) -> Callable[[int, int], Stream]:

@@ -17,7 +17,7 @@ from tests.unit.replay.timeline_story import Tape, story
 STAGE = Path(__file__).with_name("timeline_page_stage.js")
 NODE = Path(ROOT_DIR) / "bin" / "node"
 """What pyright runs in."""
-DEADLINE_S = 50
+DEADLINE_S = 240
 
 
 def performed(timeline: Timeline, directory: Path) -> dict[str, Any]:

@@ -156,10 +156,10 @@ def test_errors_and_results_get_out_of_a_process_pool() -> None:
         }
         for kind, future in failing.items():
             with pytest.raises(kind) as caught:
-                future.result(60)
+                future.result(240)
             assert caught.value.outcome == _made(kind).outcome
         for name, future in giving.items():
-            assert _same(future.result(60), RESULTS_OF_CALLS[name])
+            assert _same(future.result(240), RESULTS_OF_CALLS[name])
 
 
 ADDRESS = "tcp://127.0.0.1:7777"

@@ -18,7 +18,7 @@ from rolloutbus.router.requests.lane import REMEMBERED, Passes
 from rolloutbus.router.settings import RouterSettings
 from tests.unit.sizes import largest, sizes
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = pytest.mark.timeout(900)
 
 N_NAMES = 30_000
 FEW = 40

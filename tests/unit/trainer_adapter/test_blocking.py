@@ -105,7 +105,7 @@ with rolloutbus.connect_sync("ipc:///nowhere") as client:
 """
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(900)
 def test_a_type_checker_checks_a_blocking_script(tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text(SCRIPT)
@@ -117,7 +117,7 @@ def test_a_type_checker_checks_a_blocking_script(tmp_path: Path) -> None:
         capture_output=True,
         text=True,
         check=False,
-        timeout=240,
+        timeout=800,
     )
     told = json.loads(ran.stdout)["generalDiagnostics"]
     lines = script.read_text().splitlines()
@@ -187,9 +187,9 @@ async def test_another_loop_awaits_what_the_thread_runs_and_can_cancel_it() -> N
         assert await asyncio.wrap_future(thread.submit(Counter().add(1))) == 2
         has_begun, has_ended = threading.Event(), threading.Event()
         never = asyncio.wrap_future(thread.submit(_never(has_begun, has_ended)))
-        assert await asyncio.to_thread(has_begun.wait, 10.0)
+        assert await asyncio.to_thread(has_begun.wait, 60.0)
         never.cancel()
-        assert await asyncio.to_thread(has_ended.wait, 10.0)
+        assert await asyncio.to_thread(has_ended.wait, 60.0)
     finally:
         thread.stop()
 

@@ -8,7 +8,7 @@ from rolloutbus.trainer_adapter.client.core.requests import MAX_DEAD
 from tests.unit.sizes import largest
 from tests.unit.trainer_adapter.bench import Bench, generated
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = pytest.mark.timeout(900)
 
 N_RIDS = 20_000
 """Each crosses the codec several times."""

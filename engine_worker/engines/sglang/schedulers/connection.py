@@ -53,7 +53,8 @@ class TapListener:
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self._listener.bind(self.path)
         self._listener.listen()
-        threading.Thread(target=self._accept, name="sglang-taps", daemon=True).start()
+        self._accepting = threading.Thread(target=self._accept, name="sglang-taps", daemon=True)
+        self._accepting.start()
 
     def hide(self) -> None:
         """Every scheduler is connected: take the socket's path away.
@@ -64,6 +65,10 @@ class TapListener:
 
     def close(self) -> None:
         """Stop listening; connected schedulers end with their engine."""
+        self._listener.shutdown(socket.SHUT_RDWR)
+        # Closing wakes nobody, and who is stopped and goes on begins the call anew, at a descriptor
+        # that is another socket's by then.
+        self._accepting.join()
         self._listener.close()
         self._folder.cleanup()
 
@@ -71,7 +76,7 @@ class TapListener:
         while True:
             try:
                 connection, _ = self._listener.accept()
-            except OSError:  # closed
+            except OSError:  # shut down
                 return
             read = threading.Thread(target=self._read, args=(connection,), name="sglang-tap")
             read.daemon = True

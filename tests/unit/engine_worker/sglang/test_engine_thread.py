@@ -12,7 +12,7 @@ import pytest
 from rolloutbus.engine_worker.engine import EngineDied
 from rolloutbus.engine_worker.engines.sglang.engine_thread import EngineThread
 
-DEADLINE_S = 30.0
+DEADLINE_S = 240.0
 
 
 @pytest.fixture

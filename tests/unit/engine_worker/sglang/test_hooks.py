@@ -41,7 +41,7 @@ from tests.unit.engine_worker.sglang.sglang_stand_in import (
     part_names,
 )
 
-WAIT_S = 10.0
+WAIT_S = 240.0
 STAGES = SimpleNamespace(pp_size=2)
 PLACE = {"server_args": STAGES, "port_args": None, "tp_rank": 0, "pp_rank": 0, "dp_rank": None}
 """What SGLang calls the process function of a scheduler with."""

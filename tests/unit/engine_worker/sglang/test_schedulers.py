@@ -19,7 +19,7 @@ from rolloutbus.engine_worker.engines.sglang.schedulers.wire import (
     order_of,
 )
 
-DEADLINE_S = 30.0
+DEADLINE_S = 240.0
 RANKS = [SchedulerRank(dp, pp, 0) for dp in range(2) for pp in range(2)]
 ORDER = Unstage(7)
 
