@@ -205,6 +205,9 @@ class ShardedSource:
             problem = Problem("cancelled", "rank 0 gave the publication up", "not_started")
             raise RequestCancelled(problem)
 
+    def wait_written(self) -> None:
+        """Nothing is held."""
+
     def buckets(self) -> Generator[Sequence[torch.Tensor]]:
         """Rank 0: all tensors in their order; a bucket's are gone when the next is asked for."""
         if self._rank != ROOT:
