@@ -196,9 +196,11 @@ def row_of(found: Sequence[Publishing], readers: Readers) -> dict[str, Any]:
     slowness = [_slowness(each, readers) for each in others]
     quiet = [readers.longest_gap(each.began - QUIET_S / 2, each.began) for each in others]
     gaps = [_gap(each, readers) for each in others]
+    # A phase that is shorter than the look at it may be missing in some.
+    names = dict.fromkeys(name for each in others for name in each.durations())
     phases = {
         name: statistics.median(each.durations().get(name, 0.0) for each in others)
-        for name in others[0].durations()
+        for name in names
     }
     return {
         "total_ms": _ms(statistics.median(each.total_s for each in others)),
