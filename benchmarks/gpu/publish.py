@@ -4,7 +4,11 @@ A trainer on the first GPU publishes a bfloat16 model with the layer shapes of a
 there, while streams of tokens are read through the public client. Looked at from outside: the time
 from `publish()` to its return with `require="all"`, its phases as the handle reports them, tokens
 per second meanwhile against the quiet times before and after, and the longest gap between two
-deltas of one stream. The first publish, after which what is lazy is warm, has a row of its own.
+deltas of one stream. The first publish by each way has figures of its own: what is lazy is warm
+after the first of all.
+
+One engine, which makes up the weights that it begins with, serves all ways. Each publish is told on
+standard error at once: a run that is cut off leaves what it has found.
 
     python benchmarks/gpu/publish.py --layers 32 --json
     python benchmarks/gpu/publish.py --layers 32 --picture publish.png
@@ -13,6 +17,7 @@ deltas of one stream. The first publish, after which what is lazy is warm, has a
 import argparse
 import asyncio
 import json
+import math
 import statistics
 import sys
 import tempfile
@@ -34,6 +39,8 @@ DEADLINE_S = 300.0
 PROMPT = list(range(3, 19))
 SAMPLING = SamplingParams(max_new_tokens=400, ignore_eos=True)
 QUIET_S = 2.0
+AFTER_S = 0.2
+"""A gap that a publish makes may end so much after it."""
 Transport = Literal["cuda_ipc", "collective", "shm"]
 
 
@@ -98,8 +105,9 @@ class Readers:
         return sum(n for at, n in self.arrivals if start <= at < stop) / (stop - start)
 
     def longest_gap(self, start: float, stop: float) -> float:
-        """Of all gaps that reach into that time, seconds."""
-        return max((end - begin for begin, end in self.gaps if end > start and begin < stop))
+        """Of all gaps that reach into that time, seconds; all of it, if no gap has ended since."""
+        found = (end - begin for begin, end in self.gaps if end > start and begin < stop)
+        return max(found, default=stop - start)
 
     async def close(self) -> None:
         """Read no more."""
@@ -127,10 +135,11 @@ async def publish(publisher: WeightPublisher, weights: Weights, way: Transport) 
 
 
 async def measure(
-    model: Path, weights: Weights, way: Transport, options: argparse.Namespace
-) -> tuple[list[Publishing], Readers]:
-    """A fleet of one SGLang engine, its readers, and the publishes among quiet times."""
+    model: Path, weights: Weights, options: argparse.Namespace
+) -> dict[str, dict[str, Any]]:
+    """Publishes among quiet times, way by way, to a fleet of one SGLang engine that is read."""
     arguments = {
+        "load_format": "dummy",
         "attention_backend": "triton",
         "sampling_backend": "pytorch",
         "mem_fraction_static": 0.4,
@@ -145,6 +154,8 @@ async def measure(
         "max_context": 512,
         "arguments": arguments,
     }
+    rows: dict[str, dict[str, Any]] = {}
+    began = time.perf_counter()
     async with AsyncExitStack() as stack:
         up = rolloutbus.up(model=model, workers=1, engine="sglang", engine_options=engine_options)
         fleet = await stack.enter_async_context(up)
@@ -152,15 +163,31 @@ async def measure(
         readers = Readers(client, options.streams)
         stack.push_async_callback(readers.close)
         publisher = WeightPublisher(client)
-        found: list[Publishing] = []
         await readers.begun()
-        for number in range(options.rounds + 1):
-            await asyncio.sleep(QUIET_S)
-            found.append(await publish(publisher, weights, way))
-            _say(f"{way}: publish {number} of {options.rounds}: {found[-1].total_s:.3f} s")
-        await asyncio.sleep(QUIET_S)
+        _say(f"the engine serves after {time.perf_counter() - began:.0f} s")
+        for way in options.ways:
+            found: list[Publishing] = []
+            for number in range(options.rounds + 1):
+                await asyncio.sleep(QUIET_S)
+                found.append(await publish(publisher, weights, way))
+                await asyncio.sleep(AFTER_S)
+                told = json.dumps(told_of(found[-1], readers))
+                _say(f"{way}: publish {number} of {options.rounds}: {told}")
+            rows[way] = row_of(found, readers)
+            _say(f"{way}: {json.dumps(rows[way])}")
         publisher.forget()
-    return found, readers
+    return rows
+
+
+def told_of(each: Publishing, readers: Readers) -> dict[str, Any]:
+    """Times of one publish in milliseconds, and a ratio."""
+    return {
+        "total_ms": _ms(each.total_s),
+        "phases_ms": {name: _ms(duration) for name, duration in each.durations().items()},
+        "stall_ms": _ms(each.stall_s),
+        "rate_to_quiet": round(_slowness(each, readers), 3),
+        "gap_ms": _ms(_gap(each, readers)),
+    }
 
 
 def row_of(found: Sequence[Publishing], readers: Readers) -> dict[str, Any]:
@@ -169,9 +196,11 @@ def row_of(found: Sequence[Publishing], readers: Readers) -> dict[str, Any]:
     slowness = [_slowness(each, readers) for each in others]
     quiet = [readers.longest_gap(each.began - QUIET_S / 2, each.began) for each in others]
     gaps = [_gap(each, readers) for each in others]
+    # A phase that is shorter than the look at it may be missing in some.
+    names = dict.fromkeys(name for each in others for name in each.durations())
     phases = {
         name: statistics.median(each.durations().get(name, 0.0) for each in others)
-        for name in others[0].durations()
+        for name in names
     }
     return {
         "total_ms": _ms(statistics.median(each.total_s for each in others)),
@@ -191,11 +220,11 @@ def row_of(found: Sequence[Publishing], readers: Readers) -> dict[str, Any]:
 
 def _slowness(each: Publishing, readers: Readers) -> float:
     quiet = readers.rate(each.began - QUIET_S / 2, each.began)
-    return readers.rate(each.began, each.ended) / quiet
+    return readers.rate(each.began, each.ended) / quiet if quiet else math.nan
 
 
 def _gap(each: Publishing, readers: Readers) -> float:
-    return readers.longest_gap(each.began, each.ended + 0.2)
+    return readers.longest_gap(each.began, each.ended + AFTER_S)
 
 
 def _ms(seconds: float) -> float:
@@ -230,21 +259,17 @@ def draw(rows: dict[str, dict[str, Any]], path: Path) -> None:
 
 def run(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
     """The hardware first, then way by way."""
-    weights = build_model(folder / "model", options.layers)
+    weights = build_model(folder / "model", options.layers, has_files=False)
     size = sum(each.nbytes for each in weights.values())
     report: dict[str, Any] = {
         "gpu": torch.cuda.get_device_name(0),
         "model_gb": round(size / 1e9, 2),
         "streams": options.streams,
         "device_copy_ms": _ms(copy_s(weights, "cuda:0", options.rounds)),
-        "ways": {},
     }
-    torch.cuda.empty_cache()
-    for way in options.ways:
-        found, readers = asyncio.run(measure(folder / "model", weights, way, options))
-        report["ways"][way] = row_of(found, readers)
-        _say(f"{way}: {report['ways'][way]}")
-    return report
+    _say(json.dumps(report))
+    torch.cuda.empty_cache()  # the engine measures what is free
+    return report | {"ways": asyncio.run(measure(folder / "model", weights, options))}
 
 
 def _say(text: str) -> None:

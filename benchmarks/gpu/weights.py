@@ -65,9 +65,14 @@ OPTIONS: dict[EngineKind, dict[str, object]] = {
 Weights = dict[str, torch.Tensor]
 
 
-def build_model(directory: Path, layers: int) -> Weights:
-    """Writes a Llama with the layer shapes of a 7B model; returns its weights, on the first GPU."""
+def build_model(directory: Path, layers: int, *, has_files: bool = True) -> Weights:
+    """Makes a Llama with the layer shapes of a 7B model; returns its weights, on the first GPU.
+
+    Without files the directory has its configuration alone: an engine makes up weights sooner than
+    it reads them.
+    """
     config = LlamaConfig(
+        architectures=["LlamaForCausalLM"],
         vocab_size=32_000,
         hidden_size=4096,
         intermediate_size=11_008,
@@ -83,7 +88,10 @@ def build_model(directory: Path, layers: int) -> Weights:
         model = LlamaForCausalLM(config)
     torch.set_default_dtype(torch.float32)
     transformers_logging.disable_progress_bar()
-    model.save_pretrained(directory)
+    if has_files:
+        model.save_pretrained(directory)
+    else:
+        config.save_pretrained(directory)
     return {name: each.detach() for name, each in model.named_parameters()}
 
 

@@ -8,7 +8,9 @@ through a smaller buffer: whether a piece of memory is locked is asked of CUDA f
 import logging
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterator
+from functools import partial
 
 from rolloutbus.bus.weights.cuda_memory import CudaError, CudaMemory
 from rolloutbus.bus.weights.manifest import Bytes
@@ -32,7 +34,12 @@ def cut(address: int, size_bytes: int, most_bytes: int = SLICE_BYTES) -> Iterato
 
 
 class PageLock:
-    """Memory that is being locked, or has been, from the making of this until `close`."""
+    """Memory that is being locked, or has been, from the making of this until `close`.
+
+    Memory that was unmapped while it was locked would stay locked: whatever is mapped at its
+    address afterwards, the GPU would write to the old pages. So this is closed, too, when nobody
+    holds it any more, and the memory stays mapped until all is undone, or for ever.
+    """
 
     def __init__(self, content: Bytes, device: int) -> None:
         """Begins at once, in a thread; where it fails, a line of the log says so.
@@ -41,12 +48,10 @@ class PageLock:
             content: uint8, a whole mapping; kept until `close` has undone the locking.
             device: number of a GPU that this process uses anyway.
         """
-        self._content: Bytes | None = content
-        self._device = device
-        self._is_wanted = True
-        self._locked: list[int] = []
-        """Addresses of slices."""
-        self._locking = _in_thread(self._lock)
+        slices = _LockedSlices(content, device)
+        self._locking = _in_thread(slices.lock)
+        self._undo = weakref.finalize(self, slices.begin_to_unlock, self._locking)
+        self._undo.atexit = False  # the system undoes it then
 
     def wait(self) -> None:
         """Until all is locked that can be."""
@@ -54,12 +59,21 @@ class PageLock:
 
     def close(self) -> None:
         """Undo it, in a thread; no copy may be under way. Idempotent."""
-        if self._is_wanted:
-            self._is_wanted = False
-            _in_thread(self._unlock)
+        self._undo()
 
-    def _lock(self) -> None:
-        assert self._content is not None, "it is kept until after this"
+
+class _LockedSlices:
+    """The slices of one `PageLock`, which its threads hold; they do not hold the lock itself."""
+
+    def __init__(self, content: Bytes, device: int) -> None:
+        self._content = content
+        self._device = device
+        self._is_wanted = True
+        self._locked: list[int] = []
+        """Addresses."""
+
+    def lock(self) -> None:
+        """Lock one after another, until all are or they are not wanted any more."""
         address, size_bytes = self._content.ctypes.data, len(self._content)
         try:
             memory = CudaMemory()
@@ -71,7 +85,7 @@ class PageLock:
                 memory.lock_pages(address + start, stop - start)
                 self._locked.append(address + start)
                 time.sleep(time.perf_counter() - began)  # others use the driver, too
-        except CudaError as error:
+        except (CudaError, OSError) as error:
             _log.warning(
                 "page-locked %d of %d slices of memory for weights: copies between the rest and a "
                 "GPU are slower; %s",
@@ -80,14 +94,36 @@ class PageLock:
                 error,
             )
 
-    def _unlock(self) -> None:
-        self._locking.join()
-        if self._locked:
+    def begin_to_unlock(self, locking: threading.Thread) -> None:
+        """Undo it once `locking` has ended; in a thread, and never in the one that calls."""
+        self._is_wanted = False
+        try:
+            _in_thread(partial(self._unlock, locking))
+        except RuntimeError as error:  # no thread begins any more: the process ends
+            self._keep_mapped(error)
+
+    def _unlock(self, locking: threading.Thread) -> None:
+        locking.join()
+        if not self._locked:
+            return
+        try:
             memory = CudaMemory()
             memory.use(self._device)
-            for address in self._locked:
-                memory.unlock_pages(address)
-        self._content = None  # only now may it be unmapped
+            while self._locked:
+                memory.unlock_pages(self._locked[-1])
+                self._locked.pop()
+        except (CudaError, OSError) as error:
+            self._keep_mapped(error)
+
+    def _keep_mapped(self, error: Exception) -> None:
+        _never_unmapped.append(self._content)
+        _log.warning(
+            "%d bytes of memory for weights stay mapped until this process ends, for %d slices of "
+            "it may still be page-locked; %s",
+            len(self._content),
+            len(self._locked),
+            error,
+        )
 
 
 def _in_thread(work: Callable[[], None]) -> threading.Thread:
@@ -96,5 +132,8 @@ def _in_thread(work: Callable[[], None]) -> threading.Thread:
     thread.start()
     return thread
 
+
+_never_unmapped: list[Bytes] = []
+"""What CUDA still takes for locked."""
 
 _log = logging.getLogger(__name__)

@@ -74,6 +74,10 @@ class Mappings:
         self._kept: dict[tuple[int, int], tuple[int, Bytes]] = {}
         self._locks: dict[tuple[int, int], PageLock] = {}
 
+    def __del__(self) -> None:
+        for fd, _ in self._kept.values():  # what is page-locked lets go by itself
+            os.close(fd)
+
     def of(self, fd: int) -> Bytes:
         """The whole file behind `fd`, uint8 [its size]."""
         status = os.fstat(fd)

@@ -118,11 +118,16 @@ class WeightCommands:
         self._brought.add(body.version)
         tensors = self._receiver.staged(body.version)
         await self._off_loop(lambda: self._weights.stage(body.version, tensors))
+        if body.version not in self._brought:
+            # Given up meanwhile, perhaps before the engine had any of it.
+            await self._unstage(body.version)
+            message = f"version {body.version} was given up while the engine staged it"
+            raise EngineFailed(Problem("update_failed", message, "failed"))
         return prepared
 
     async def _unstage(self, version: int) -> None:
-        await self._off_loop(lambda: self._weights.unstage(version))
         self._brought.discard(version)
+        await self._off_loop(lambda: self._weights.unstage(version))
 
     async def _give_up(self, version: int) -> None:
         # Before its bytes are given back: an install that waits would read others.

@@ -63,8 +63,9 @@ class DeviceCopies:
 
     def drop(self, version: int) -> None:
         """Drop a version that nothing reads any more. Idempotent."""
-        if version in self._held:
-            self._spare, _ = self._held.pop(version)
+        held = self._held.pop(version, None)
+        if held is not None:
+            self._spare, _ = held
 
     def _room(self, size_bytes: int) -> torch.Tensor | None:
         memory, self._spare = self._spare, None
@@ -74,7 +75,10 @@ class DeviceCopies:
         free_bytes: int = cast("Any", torch.cuda).mem_get_info(self._device)[0]  # untyped
         if free_bytes < size_bytes + SPARE_BYTES:
             return None
-        return torch.empty(size_bytes, dtype=torch.uint8, device=self._device)
+        try:
+            return torch.empty(size_bytes, dtype=torch.uint8, device=self._device)
+        except torch.OutOfMemoryError:  # others of this GPU were faster
+            return None
 
     def _copy(self, lane: tuple[_Share, list[torch.Tensor]]) -> None:
         """Copy a share, by a thread with a stream of its own.
@@ -83,22 +87,26 @@ class DeviceCopies:
         """
         share, bounces = lane
         stream = cast("Any", torch.cuda).Stream(self._device)  # untyped
+        # Who had this memory before may have work queued there that still uses it.
+        stream.wait_stream(cast("Any", torch.cuda).current_stream(self._device))
         done = [cast("Any", torch.cuda).Event() for _ in range(2)]
         turn = 0
-        with torch.cuda.stream(stream):
-            for raw, place in share:
-                for start, stop in cut(raw.ctypes.data, raw.nbytes, BOUNCE_BYTES):
-                    part, into = torch.as_tensor(raw[start:stop]), place[start:stop]
-                    if part.is_pinned():
-                        into.copy_(part, non_blocking=True)
-                        continue
-                    bounces = bounces or [_bounce(), _bounce()]
-                    done[turn].synchronize()
-                    bounces[turn].numpy()[: len(part)] = raw[start:stop]
-                    into.copy_(bounces[turn][: len(part)], non_blocking=True)
-                    done[turn].record(stream)
-                    turn = 1 - turn
-        stream.synchronize()
+        try:
+            with torch.cuda.stream(stream):
+                for raw, place in share:
+                    for start, stop in cut(raw.ctypes.data, raw.nbytes, BOUNCE_BYTES):
+                        part, into = torch.as_tensor(raw[start:stop]), place[start:stop]
+                        if part.is_pinned():
+                            into.copy_(part, non_blocking=True)
+                            continue
+                        bounces = bounces or [_bounce(), _bounce()]
+                        done[turn].synchronize()
+                        bounces[turn].numpy()[: len(part)] = raw[start:stop]
+                        into.copy_(bounces[turn][: len(part)], non_blocking=True)
+                        done[turn].record(stream)
+                        turn = 1 - turn
+        finally:
+            stream.synchronize()  # after an error, too: what is freed then must not be written to
 
 
 def _bounce() -> torch.Tensor:

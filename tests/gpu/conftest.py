@@ -23,3 +23,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.skip("no GPU"))
         elif not has_sglang and item.path.name.startswith("test_sglang"):
             item.add_marker(pytest.mark.skip("sglang is not installed"))
+
+
+@pytest.fixture
+def second_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Workers that are started meanwhile see the second GPU alone; this process sees both."""
+    torch.cuda.init()
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")

@@ -1,12 +1,19 @@
-"""Tensors on a GPU are copied to the host as they were when their publication began."""
+"""Tensors on a GPU are copied as they were when their publication began."""
+
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
-from rolloutbus.bus.weights.manifest import digest_of
+from rolloutbus.bus.transport.bulk import BulkLink
+from rolloutbus.bus.weights.manifest import checksum, digest_of
+from rolloutbus.bus.wire.messages.weights import Manifest, PullManifest
+from rolloutbus.trainer_adapter.publisher.publisher import WeightPublisher
 from rolloutbus.trainer_adapter.publisher.tensor_source import HeldTensors
 from rolloutbus.trainer_adapter.publisher.weight_writer import PINNED_BYTES, put
+from tests.integration.store_harness import store_harness
+from tests.line_process import DEADLINE_S
 
 N = 3 * PINNED_BYTES // 4 + 13
 """float32 elements: more than two buffers full, and an odd rest."""
@@ -47,3 +54,25 @@ def test_work_that_was_queued_before_is_waited_for() -> None:
     place = np.zeros(tensor.nbytes, np.uint8)
     put(place, torch.float32, held)
     assert np.array_equal(place.view(np.float32), np.full(N, 200.0, np.float32))
+
+
+async def test_a_copy_for_workers_on_the_gpu_waits_for_what_was_queued_before(
+    tmp_path: Path,
+) -> None:
+    n_steps = 2000
+    side = torch.cuda.Stream()
+    async with store_harness(tmp_path) as harness:
+        publisher = WeightPublisher(harness)
+        with torch.cuda.stream(side):
+            tensor = torch.zeros(N, device="cuda")
+            for _ in range(n_steps):
+                tensor += 1.0
+            handle = publisher.start({"w": tensor}, transport="cuda_ipc", deadline_s=DEADLINE_S)
+        published = await handle
+        async with BulkLink(harness.bulk) as link:
+            manifest = await link.ask("pull_manifest", PullManifest("default", published.version))
+        publisher.forget()
+    assert isinstance(manifest, Manifest)
+    (offer,) = manifest.offers
+    (bucket,) = offer.buckets
+    assert bucket.checksum == checksum(np.full(N, n_steps, np.float32).view(np.uint8))

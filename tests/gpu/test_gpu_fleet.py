@@ -3,8 +3,6 @@
 # pyright: reportUnknownMemberType=false
 # torch's and transformers' stubs leave parameters untyped.
 
-import os
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -41,18 +39,6 @@ def model(tmp_path: Path) -> Path:
     )
     LlamaForCausalLM(config).save_pretrained(tmp_path / "model")
     return tmp_path / "model"
-
-
-@pytest.fixture
-def second_gpu() -> Iterator[None]:
-    """Workers that are started meanwhile see the second GPU alone; this process sees both."""
-    torch.cuda.init()
-    before = os.environ.get("CUDA_VISIBLE_DEVICES")
-    os.environ["CUDA_VISIBLE_DEVICES"] = "1"
-    yield
-    del os.environ["CUDA_VISIBLE_DEVICES"]
-    if before is not None:
-        os.environ["CUDA_VISIBLE_DEVICES"] = before
 
 
 async def assert_truth(

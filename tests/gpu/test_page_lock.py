@@ -104,6 +104,19 @@ def test_a_segment_stays_pinned_from_version_to_version_until_it_is_forgotten() 
         pool.close()
 
 
+def test_a_writer_that_nobody_holds_any_more_leaves_nothing_pinned() -> None:
+    torch.cuda.init()
+    pool, writer = SegmentPool(SHM_DIR), SegmentWriter()
+    try:
+        content = writer.content(pool.take(SIZE_BYTES), SIZE_BYTES)
+        writer.lock_pages(0)
+        wait_until(content, is_pinned=True)
+        del writer
+        wait_until(content, is_pinned=False)
+    finally:
+        pool.close()
+
+
 def test_memory_that_was_given_up_can_be_pinned_again() -> None:
     torch.cuda.init()
     for _ in range(3):

@@ -12,7 +12,7 @@ import torch
 
 import rolloutbus
 from rolloutbus import Rollout, RolloutClient, SamplingParams, WeightPublisher
-from rolloutbus.bus.wire.messages.control import Memory
+from rolloutbus.bus.wire.messages.control import Memory, MemoryTag
 from tests.gpu.permuting_model import PermutingModel, permutation
 from tests.integration.live_fleet import Streamed
 
@@ -26,6 +26,7 @@ KV_TOKENS = 65_536
 MIB = 1 << 20
 ROUNDED_MIB = 64
 """Memory that others, and the driver itself, take and leave meanwhile."""
+TRIES = 5
 
 
 @dataclass
@@ -140,20 +141,31 @@ async def test_weights_come_while_requests_run(trainer: Trainer, transport: str)
     assert {int(each) for each in rollout.token_versions} == {published.version}
 
 
+async def counted_mib(trainer: Trainer, tag: MemoryTag, step: Literal["freed", "taken"]) -> int:
+    """What the driver counts of a tag when it is put to sleep, or woken: as much as is told.
+
+    Whoever else uses the GPU is counted, too, so that not every try shows it.
+    """
+    for _ in range(TRIES):
+        # What SGLang's allocator keeps for later is given back with the cache, and has no tag.
+        await trainer.client.flush_cache()
+        awake = used_mib()
+        told = (await trainer.client.sleep([tag], deadline_s=DEADLINE_S)).only(Memory)
+        asleep = used_mib()
+        woken = (await trainer.client.wake_up([tag], deadline_s=DEADLINE_S)).only(Memory)
+        counted = awake - asleep if step == "freed" else used_mib() - asleep
+        told_mib = told.size_bytes[tag] / MIB
+        print(tag, step, counted, "told", told_mib, woken.size_bytes)
+        assert told.asleep == [tag]
+        assert woken.asleep == []
+        if abs(told_mib - counted) <= ROUNDED_MIB:
+            return counted
+    raise AssertionError(f"{tag}: the driver counts something else than is told, each time")
+
+
 @pytest.mark.shows("MemoryTag.CUDA_GRAPH")
 async def test_sleep_frees_what_captured_graphs_hold(trainer: Trainer) -> None:
-    # What SGLang's allocator keeps for later is given back with the cache, and is no graph.
-    await trainer.client.flush_cache()
-    awake = used_mib()
-    asleep = (await trainer.client.sleep(["cuda_graph"], deadline_s=DEADLINE_S)).only(Memory)
-    freed = awake - used_mib()
-    woken = (await trainer.client.wake_up(["cuda_graph"], deadline_s=DEADLINE_S)).only(Memory)
-    print("cuda_graph", freed, asleep.size_bytes, woken.size_bytes)
-    assert asleep.asleep == ["cuda_graph"]
-    assert woken.asleep == []
-    assert freed > 0
-    told_mib = asleep.size_bytes["cuda_graph"] / MIB
-    assert abs(told_mib - freed) <= ROUNDED_MIB
+    assert await counted_mib(trainer, "cuda_graph", "freed") > 0
     rollout = await trainer.client.generate([50, 63], GREEDY, versions="latest")
     trainer.assert_labelled([50, 63], rollout)
 
@@ -163,15 +175,10 @@ async def test_sleep_frees_what_captured_graphs_hold(trainer: Trainer) -> None:
 async def test_sleep_gives_memory_back_to_the_driver(
     trainer: Trainer, tag: Literal["kv_cache", "weights"]
 ) -> None:
-    told = (await trainer.client.sleep([tag], deadline_s=DEADLINE_S)).only(Memory)
-    asleep = used_mib()
-    await trainer.client.wake_up([tag], deadline_s=DEADLINE_S)
-    taken = used_mib() - asleep
-    assert abs(told.size_bytes[tag] / MIB - taken) <= ROUNDED_MIB
+    taken = await counted_mib(trainer, tag, "taken")
     kv_bytes = KV_TOKENS * trainer.model.kv_bytes_per_token
     weight_bytes = sum(each.nbytes for each in trainer.model.weights().values())
     expected = (kv_bytes if tag == "kv_cache" else weight_bytes) / MIB
-    print(tag, taken, expected)
     assert 0.95 * expected < taken < 1.3 * expected + 64
     if tag == "weights":  # they were not kept
         await trainer.publish("abort")

@@ -5,9 +5,7 @@
 # torch's stubs leave parameters untyped.
 
 import asyncio
-import os
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, cast
 
@@ -42,15 +40,6 @@ PROMPTS = [[20 + n, 40 + n] for n in range(16)]
 def model(tmp_path_factory: pytest.TempPathFactory) -> tuple[PermutingModel, Path]:
     model = PermutingModel()
     return model, model.save(tmp_path_factory.mktemp("model"))
-
-
-@pytest.fixture
-def second_gpu() -> Iterator[None]:
-    """Workers that are started meanwhile see the second GPU alone; this process sees both."""
-    torch.cuda.init()
-    os.environ["CUDA_VISIBLE_DEVICES"] = "1"
-    yield
-    del os.environ["CUDA_VISIBLE_DEVICES"]
 
 
 async def assert_follows(client: rolloutbus.RolloutClient, seed: int) -> None:

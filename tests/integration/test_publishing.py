@@ -580,3 +580,48 @@ async def test_an_adapter_for_nobody_is_refused(tmp_path: Path) -> None:
         with pytest.raises(Refused, match="no worker of policy 'default' is there") as caught:
             await WeightPublisher(harness).publish_lora("a", factors, alpha=4.0)
         assert caught.value.code == "not_ready"
+
+
+class WrittenLate(HeldTensors):
+    """Tensors that are written by work which was queued elsewhere, as by a stream of a GPU."""
+
+    def __init__(self, tensors: Weights) -> None:
+        super().__init__(tensors)
+        self.is_waited_for, self.are_written = threading.Event(), threading.Event()
+
+    def wait_written(self) -> None:
+        self.is_waited_for.set()
+        assert self.are_written.wait(DEADLINE_S)
+
+
+class Copying(CollectiveOffering):
+    """Notes what it was given to copy."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.copied: list[torch.Tensor] = []
+
+    async def prepare(
+        self, layout: Sequence[Tensor], tensors: Sequence[torch.Tensor]
+    ) -> list[Offer]:
+        self.copied = [each.clone() for each in tensors]
+        return await super().prepare(layout, tensors)
+
+
+async def test_an_offer_is_of_the_tensors_as_they_were_when_the_publication_began(
+    tmp_path: Path,
+) -> None:
+    source = WrittenLate({"w": torch.zeros(8)})
+    async with store_harness(tmp_path) as harness:
+        publisher, offering = WeightPublisher(harness), Copying()
+        publisher.offer("collective", offering)
+        handle = publisher.start(source, transport="collective", deadline_s=DEADLINE_S)
+        assert await asyncio.to_thread(source.is_waited_for.wait, DEADLINE_S)
+        for held in source.held:
+            held.fill_(1.0)
+        source.are_written.set()
+        version = (await handle).version
+        expected = torch.ones(8)
+        assert await digests_kept(harness, version) == digests_of({"w": expected})
+        (copied,) = offering.copied
+        assert torch.equal(copied, expected)

@@ -36,13 +36,13 @@ from rolloutbus.bus.weights.rank_group import (
 from rolloutbus.bus.weights.shm import host_id
 from rolloutbus.bus.wire.messages.weights import Bucket, Offer, Tensor
 from rolloutbus.trainer_adapter.publisher.offering import (
-    QueuedWork,
     checksum_of,
     fill,
     gpu_uuid,
     only_gpu,
     spans_of,
 )
+from rolloutbus.trainer_adapter.publisher.tensor_source import QueuedWork
 
 _LOOK_S = 0.005
 """Pause between two looks at keys that workers write; a look costs microseconds here."""
@@ -192,7 +192,13 @@ class CollectiveOffering:
             return []
         self._device, self.problem = device, "no worker has asked for it"
         queued = QueuedWork(tensors)
-        buckets = await asyncio.to_thread(self._copy, layout, tensors, queued)
+        try:
+            buckets = await asyncio.to_thread(self._copy, layout, tensors, queued)
+        except torch.OutOfMemoryError as error:
+            self.forget()
+            self.problem = f"no room for a copy of the weights: {first_line(error)}"
+            _log.warning("%s", self.problem)
+            return []
         try:
             self._rendezvous = Rendezvous(self._host, self._timeout_s)
         except (OSError, RuntimeError) as error:

@@ -4,24 +4,27 @@ Spec: docs/protocol.md, "Transports".
 """
 
 import asyncio
+import logging
 from collections.abc import Sequence
 
 import torch
 
 from rolloutbus.bus.weights.cuda_memory import CudaError, CudaHandle, CudaMemory, DeviceBytes, Loan
+from rolloutbus.bus.weights.rank_group import first_line
 from rolloutbus.bus.weights.shm import host_id
 from rolloutbus.bus.wire.messages.weights import Bucket, Offer, Tensor
 from rolloutbus.trainer_adapter.publisher.offering import (
     BucketSpan,
-    QueuedWork,
     checksum_of,
     fill,
     gpu_uuid,
     only_gpu,
     spans_of,
 )
+from rolloutbus.trainer_adapter.publisher.tensor_source import QueuedWork
 
 BUCKET_BYTES = 2 << 30
+_log = logging.getLogger(__name__)
 
 
 class _Lent:
@@ -80,8 +83,9 @@ class CudaIpcOffering:
         queued = QueuedWork(tensors)
         try:
             buckets = await asyncio.to_thread(self._copy, layout, tensors, device, queued)
-        except (CudaError, torch.OutOfMemoryError):
+        except (CudaError, torch.OutOfMemoryError) as error:
             self.forget()
+            _log.warning("no copy of the weights on the GPU for its workers: %s", first_line(error))
             return []
         return [Offer("cuda_ipc", at=gpu_uuid(device), host=host_id(), buckets=buckets)]
 

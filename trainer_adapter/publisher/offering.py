@@ -43,19 +43,6 @@ def is_shared(gpus: Collection[str], members: Iterable[Member], policy: str) -> 
     return any(each.policy == policy and not set(gpus).isdisjoint(each.gpus) for each in members)
 
 
-class QueuedWork:
-    """What the calling thread has asked of its current streams so far."""
-
-    def __init__(self, tensors: Sequence[torch.Tensor]) -> None:
-        gpus = {each.device for each in tensors if each.device.type == "cuda"}
-        self._events = [torch.cuda.current_stream(gpu).record_event() for gpu in gpus]
-
-    def wait(self) -> None:
-        """Waits until the GPU work is done; call it in another thread, which has other streams."""
-        for event in self._events:
-            event.synchronize()
-
-
 _CHUNK_WORDS = 1 << 23
 """64 MiB at once on a GPU: few kernels, and little memory beside what is summed."""
 

@@ -35,6 +35,8 @@ class Pieces:
         self._judgements: dict[str, Judgement] = {}
         self._watch = CopyWatch(publication.log.copied_so_far)
         self._room: tuple[Reserved, Room] | None = None
+        self._gpu: torch.device | None = None
+        """That a tensor came from."""
 
     async def put(self, source: HeldTensors) -> None:
         """Copy the one tensor of a source to its place, cast to the layout's dtype.
@@ -52,6 +54,8 @@ class Pieces:
             work = partial(_copy, room, place, source, tensor)
             self._judgements[place.name] = await in_thread(work, self._watch.stop)
             self._watch.copied(place.size_bytes)
+            if tensor.is_cuda:
+                self._gpu = tensor.device
 
     async def seal(self) -> None:
         """Freeze the version in the store.
@@ -65,8 +69,9 @@ class Pieces:
             raise misplanned(missing[0], why if len(missing) > 1 else "it was not put")
         reserved, room = self._room
         judgements = [self._judgements[each.name] for each in self._layout]
+        written = Written(*room, judgements, self._gpu)
         async with self._publication.writing():
-            await self._publication.seal(reserved, self._layout, Written(*room, judgements))
+            await self._publication.seal(reserved, self._layout, written)
 
     def _place_of(self, given: SourceTensor) -> Tensor:
         place = self._places.get(given.name)

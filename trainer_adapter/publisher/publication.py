@@ -66,6 +66,7 @@ from rolloutbus.trainer_adapter.publisher.weight_writer import (
     Soundness,
     WeightWriter,
     Written,
+    ended,
     in_thread,
     tensors_in,
 )
@@ -156,6 +157,8 @@ class Publication:
         """The store's answer that gives it its number."""
         self._is_settled = False
         """It is committed, or the store was asked to decide against it."""
+        self._gpu: torch.device | None = None
+        """That tensors came from."""
         self._on_commit: Callable[[], None] = lambda: None
         """Makes it what the next version is compared with; nothing before it is sealed."""
         self.version = 0
@@ -268,7 +271,8 @@ class Publication:
                 task.cancel()
             await asyncio.gather(*serving, return_exceptions=True)
         self.keep()
-        self._policy.writer.lock_pages()
+        if self._gpu is not None:
+            self._policy.writer.lock_pages(self._gpu)
         self.log.enter("committed")
         return result
 
@@ -373,12 +377,11 @@ class Publication:
         layout = self.laid_out(source.tensors)
         reserved = await self.reserve(layout)
         watch = CopyWatch(self.log.copied_so_far)
-        offering = asyncio.ensure_future(self._prepare_offers(layout, source.held))
+        offering = asyncio.ensure_future(self._offer_held(layout, source))
         try:
             written = await policy.writer.copy(reserved, layout, source, watch)
         finally:
-            # It reads tensors that may change after this.
-            await asyncio.gather(offering, return_exceptions=True)
+            await ended(offering)  # it reads tensors that may change after this
         offering.result()
         try:
             await self.seal(reserved, layout, written)
@@ -433,16 +436,24 @@ class Publication:
         seal = SealVersion(policy.name, reserved.version, digests, self._offers, allow_zeros)
         await self._ask_store(Done, seal)
         self._on_commit = partial(policy.soundness.committed, layout, written.judgements)
+        self._gpu = written.gpu
         self.version = reserved.version
+
+    async def _offer_held(self, layout: Sequence[Tensor], source: TensorSource) -> None:
+        """Prepares the offerings beside the copying, if all tensors exist side by side.
+
+        What the trainer had asked of its GPU by then is waited for first, as the copying does: the
+        event loop's thread has streams of its own, and would copy what was there before.
+        """
+        if source.held and self._wanted(source.held):
+            await asyncio.to_thread(source.wait_written)
+            await self._prepare_offers(layout, source.held)
 
     async def _prepare_offers(
         self, layout: Sequence[Tensor], tensors: Sequence[torch.Tensor]
     ) -> None:
-        """Prepares the offerings; `tensors` are the trainer's own, or views of the host's copy.
-
-        Without tensors, as long as they do not exist side by side, there is nothing to do.
-        """
-        for offering in self._wanted(tensors) if tensors else []:
+        """Prepares the offerings; `tensors` are the trainer's own, or views of the host's copy."""
+        for offering in self._wanted(tensors):
             self._offerings.append(offering)
             self._offers += await offering.prepare(layout, tensors)
 

@@ -151,12 +151,13 @@ class PublisherUpdate:
             RequestError: the store has no room, or the bytes changed while they were copied.
             DeadlineExceeded: nothing was published.
         """
-        if self.version or self._pieces is not None:
-            message = "an update takes its tensors in one put_all, or by `put` with begin(layout=…)"
-            raise LocalProtocolError(message)
         began = time.monotonic()
         source = source_of(tensors, self._rename, layout)
         try:
+            if self.version or self._pieces is not None:
+                raise LocalProtocolError(
+                    "an update takes its tensors in one put_all, or by `put` with begin(layout=…)"
+                )
             await self._publication.write(source)
         finally:
             await asyncio.to_thread(source.give_up)
@@ -449,6 +450,8 @@ def source_of(
     if isinstance(tensors, HeldTensors | StreamedTensors | ShardedSource):
         if layout is not None:
             raise SettingsError("layout is for an iterator of (name, tensor) pairs")
+        if isinstance(tensors, ShardedSource):
+            tensors.note_work()
         return tensors
     require_tensors(tensors)
     if layout is not None or not are_held(tensors):

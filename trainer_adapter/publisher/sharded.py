@@ -27,6 +27,7 @@ from rolloutbus.bus.wire.messages.endings import Problem
 from rolloutbus.trainer_adapter.publisher.tensor_source import (
     DTYPE_NAMES,
     TORCH_DTYPES,
+    QueuedWork,
     Rename,
     Sharded,
     SourceTensor,
@@ -183,6 +184,8 @@ class ShardedSource:
         self._n_settled = 0
         """Versions of which the other ranks have heard the end."""
         self._n_given_up = 0
+        self._queued: list[QueuedWork] = []
+        """That the next version waits for."""
         self.held: Sequence[torch.Tensor] = ()
         """Empty: the tensors lie on several ranks."""
         self.tensors = [each.whole for each in plan]
@@ -205,10 +208,20 @@ class ShardedSource:
             problem = Problem("cancelled", "rank 0 gave the publication up", "not_started")
             raise RequestCancelled(problem)
 
+    def note_work(self) -> None:
+        """Rank 0: the next version waits for what this thread has asked of its GPU by now."""
+        self._queued.append(QueuedWork(self._named.values()))
+
+    def wait_written(self) -> None:
+        """See `TensorSource`; nothing is held."""
+        while self._queued:
+            self._queued.pop().wait()
+
     def buckets(self) -> Generator[Sequence[torch.Tensor]]:
         """Rank 0: all tensors in their order; a bucket's are gone when the next is asked for."""
         if self._rank != ROOT:
             raise LocalProtocolError("only rank 0 publishes; the others assist")
+        self.wait_written()
         with self._lock:
             for bucket in self._buckets:
                 self._send_word(_BUCKET)

@@ -7,7 +7,7 @@ from typing import Annotated, Unpack
 import torch
 
 from rolloutbus.bus.strict_calls import Described, strict
-from rolloutbus.trainer_adapter.client.blocking import Twin, at_once, blocking
+from rolloutbus.trainer_adapter.client.blocking import LoopThread, Twin, at_once, blocking
 from rolloutbus.trainer_adapter.client.sync_client import SyncRolloutClient
 from rolloutbus.trainer_adapter.publisher.publisher import (
     Publishable,
@@ -16,9 +16,11 @@ from rolloutbus.trainer_adapter.publisher.publisher import (
     give_up_sources,
     source_of,
 )
-from rolloutbus.trainer_adapter.publisher.tensor_source import Layout, Rename
+from rolloutbus.trainer_adapter.publisher.tensor_source import Layout, Rename, Tensors
 from rolloutbus.trainer_adapter.publisher.transfer import (
+    UPDATE_DEADLINE_S,
     Published,
+    PublishedLora,
     PublishOptions,
     TransferProgress,
     WeightTransferHandle,
@@ -56,6 +58,10 @@ class SyncWeightTransfer(Twin[WeightTransferHandle]):
 class SyncPublisherUpdate(Twin[PublisherUpdate]):
     """One version under way; see `PublisherUpdate`."""
 
+    def __init__(self, original: PublisherUpdate, loop: LoopThread, rename: Rename | None) -> None:
+        super().__init__(original, loop)
+        self._rename = rename
+
     @property
     def version(self) -> int:
         """0 until `put_all` or `seal`."""
@@ -72,7 +78,11 @@ class SyncPublisherUpdate(Twin[PublisherUpdate]):
             torch.cuda.current_stream(tensor.device).synchronize()
         self.loop.wait(self.original.put(name, tensor))
 
-    put_all = blocking(PublisherUpdate.put_all)
+    def put_all(self, tensors: Publishable, *, layout: Layout | None = None) -> int:
+        """Copy all tensors into the store; see `PublisherUpdate.put_all`."""
+        source = source_of(tensors, self._rename, layout)
+        return self.loop.wait(self.original.put_all(source))
+
     seal = blocking(PublisherUpdate.seal)
 
 
@@ -101,7 +111,7 @@ class SyncWeightPublisher(Twin[WeightPublisher]):
         """Name of the policy that the weights belong to."""
         return self.original.policy
 
-    # A source takes note of what its thread has asked of the GPU: these two make it in theirs.
+    # A source takes note of what its thread has asked of the GPU: it is made in the caller's.
 
     def publish(
         self,
@@ -134,13 +144,35 @@ class SyncWeightPublisher(Twin[WeightPublisher]):
         block = self.original.begin(layout=layout, **options)
         update = self.loop.wait(_entered(block))
         try:
-            yield SyncPublisherUpdate(update, self.loop)
+            yield SyncPublisherUpdate(update, self.loop, self._rename)
         except BaseException as error:
             self.loop.wait(_left(block, error))
             raise
         self.loop.wait(_left(block, None))
 
-    publish_lora = blocking(WeightPublisher.publish_lora)
+    def publish_lora(
+        self,
+        name: str,
+        tensors: Tensors,
+        *,
+        alpha: float,
+        use_rslora: bool = False,
+        allow_zeros: bool = False,
+        deadline_s: float = UPDATE_DEADLINE_S,
+    ) -> PublishedLora:
+        """Bring a low-rank adapter to every worker; see `WeightPublisher.publish_lora`."""
+        if torch.cuda.is_initialized():  # the loop's thread has another stream
+            torch.cuda.current_stream().synchronize()
+        publishing = self.original.publish_lora(
+            name,
+            tensors,
+            alpha=alpha,
+            use_rslora=use_rslora,
+            allow_zeros=allow_zeros,
+            deadline_s=deadline_s,
+        )
+        return self.loop.wait(publishing)
+
     restore = blocking(WeightPublisher.restore)
     outcome = blocking(WeightPublisher.outcome)
     offer = at_once(WeightPublisher.offer)

@@ -241,6 +241,10 @@ class TensorSource(Protocol):
         """All of them if they are all at hand, in this order; else nothing."""
         ...
 
+    def wait_written(self) -> None:
+        """Wait until the GPU has written what is held; in a thread."""
+        ...
+
     def buckets(self) -> Generator[Sequence[torch.Tensor]]:
         """All tensors in their order; a bucket's may be gone when the next is asked for."""
         ...
@@ -248,6 +252,21 @@ class TensorSource(Protocol):
     def give_up(self) -> None:
         """No bucket of this version will be asked for any more."""
         ...
+
+
+class QueuedWork:
+    """What the calling thread has asked of its current streams so far."""
+
+    def __init__(self, tensors: Iterable[torch.Tensor]) -> None:
+        """Of the GPUs that these are on."""
+        gpus = {each.device for each in tensors if each.is_cuda}
+        self._events = [(gpu, torch.cuda.current_stream(gpu).record_event()) for gpu in gpus]
+
+    def wait(self) -> None:
+        """Waits until the GPU work is done; call it in another thread, which has other streams."""
+        for gpu, event in self._events:
+            with torch.cuda.device(gpu):  # or a thread that has none begins to use the first one
+                event.synchronize()
 
 
 class HeldTensors:
@@ -263,13 +282,15 @@ class HeldTensors:
         require_whole(named)
         self.held = [tensor for _, tensor in named]
         self.tensors = [SourceTensor(name, each.dtype, tuple(each.shape)) for name, each in named]
-        devices = {each.device for each in self.held if each.is_cuda}
-        self._written = [torch.cuda.current_stream(each).record_event() for each in devices]
+        self._queued = QueuedWork(self.held)
+
+    def wait_written(self) -> None:
+        """See `TensorSource`."""
+        self._queued.wait()
 
     def buckets(self) -> Generator[Sequence[torch.Tensor]]:
         """All of them, once the GPU has written them."""
-        for event in self._written:
-            event.synchronize()
+        self.wait_written()
         yield self.held
 
     def give_up(self) -> None:
@@ -313,6 +334,9 @@ class StreamedTensors:
         self._pairs = renamed(tensors, rename)
         self._is_inferring = torch.is_inference_mode_enabled()
         self._stream = torch.cuda.current_stream() if torch.cuda.is_initialized() else None
+
+    def wait_written(self) -> None:
+        """Nothing is held."""
 
     def buckets(self) -> Generator[Sequence[torch.Tensor]]:
         """One tensor each.

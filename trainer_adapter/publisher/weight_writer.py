@@ -96,22 +96,27 @@ def _from_gpu(source: torch.Tensor, target: torch.Tensor) -> Iterator[torch.Tens
     stream.wait_stream(torch.cuda.current_stream(source.device))
     buffers: list[torch.Tensor] = []
     under_way: tuple[torch.Tensor, torch.cuda.Event] | None = None
-    with torch.cuda.stream(stream):
-        for number, (start, stop) in enumerate(_places(target)):
-            landed = target[start:stop]
-            if not landed.is_pinned():
-                buffers = buffers or _pinned_buffers(target)
-                landed = buffers[number % 2][: stop - start]
-            landed.copy_(flat[start:stop].to(target.dtype), non_blocking=True)
-            event = torch.cuda.Event()
-            event.record(stream)
+    try:
+        with torch.cuda.stream(stream):
+            for number, (start, stop) in enumerate(_places(target)):
+                landed = target[start:stop]
+                if not landed.is_pinned():
+                    buffers = buffers or _pinned_buffers(target)
+                    landed = buffers[number % 2][: stop - start]
+                landed.copy_(flat[start:stop].to(target.dtype), non_blocking=True)
+                event = torch.cuda.Event()
+                event.record(stream)
+                if under_way is not None:
+                    under_way[1].synchronize()
+                    yield under_way[0]
+                under_way = (landed, event)
             if under_way is not None:
                 under_way[1].synchronize()
                 yield under_way[0]
-            under_way = (landed, event)
-    if under_way is not None:
-        under_way[1].synchronize()
-        yield under_way[0]
+    finally:
+        # After an error, too: the GPU would write to memory of the store that is another version's,
+        # or read what has been freed.
+        stream.synchronize()
 
 
 def _places(target: torch.Tensor) -> Iterator[tuple[int, int]]:
@@ -250,6 +255,15 @@ class Room(NamedTuple):
     """It lies in the store's segment; else its bytes still have to be pushed."""
 
 
+class Copied(NamedTuple):
+    """What was found out while all tensors of a version were copied."""
+
+    judgements: list[Judgement]
+    """Per tensor, in the layout's order."""
+    gpu: torch.device | None
+    """That some of them came from; None: none did."""
+
+
 class Written(NamedTuple):
     """A version with all bytes copied."""
 
@@ -259,6 +273,8 @@ class Written(NamedTuple):
     """They lie in the store's segment; else they still have to be pushed."""
     judgements: list[Judgement]
     """Per tensor, in the layout's order."""
+    gpu: torch.device | None
+    """That some of them came from; None: none did."""
 
 
 class WeightWriter:
@@ -270,8 +286,6 @@ class WeightWriter:
         self._n_copiers = n_copiers or max(MIN_COPIERS, n_threads())
         self._segments = SegmentWriter()
         self._buffer: Bytes | None = None
-        self._is_from_gpu = False
-        """Whether a GPU has what was copied last."""
 
     async def copy(
         self,
@@ -285,19 +299,18 @@ class WeightWriter:
         Raises:
             SegmentGone: the reservation has lapsed.
         """
-        room = self.room(reserved, total_bytes(layout), is_on_host=is_on_host(source))
+        room = self.room(reserved, total_bytes(layout))
         work = partial(copy_all, room.content, layout, source, watch, self._n_copiers)
-        return Written(*room, await in_thread(work, watch.stop))
+        return Written(*room, *await in_thread(work, watch.stop))
 
-    def room(self, reserved: Reserved, size_bytes: int, *, is_on_host: bool = False) -> Room:
-        """Where a version's bytes are to be put; `is_on_host`: no GPU has them.
+    def room(self, reserved: Reserved, size_bytes: int) -> Room:
+        """Where a version's bytes are to be put.
 
         Raises:
             SegmentGone: the reservation has lapsed.
         """
         if self._may_map and reserved.host == host_id():
             content = self._segments.content(reserved.segment, size_bytes)
-            self._is_from_gpu = not is_on_host
             return Room(content, is_in_store=True)
         return Room(self._buffer_of(size_bytes), is_in_store=False)
 
@@ -317,10 +330,13 @@ class WeightWriter:
             offsets = range(0, len(content), CHUNK_BYTES)
             await bulk.ask_all(partial(push_from, offset) for offset in offsets)
 
-    def lock_pages(self) -> None:
-        """A version has come through: the next one in its memory is copied there by the GPU."""
-        if self._is_from_gpu and torch.cuda.is_initialized():
-            self._segments.lock_pages(torch.cuda.current_device())
+    def lock_pages(self, gpu: torch.device) -> None:
+        """A version of this GPU has come through: the next one is copied to its memory by itself.
+
+        The GPU is told, since a thread's current one may be another, which this process would only
+        then begin to use.
+        """
+        self._segments.lock_pages(gpu.index)
 
     def tidy(self) -> None:
         """A version was given up: let go of its segment."""
@@ -337,11 +353,6 @@ class WeightWriter:
         return self._buffer[:size_bytes]
 
 
-def is_on_host(source: TensorSource) -> bool:
-    """Whether it is known that no tensor is on a GPU."""
-    return bool(source.held) and not any(each.is_cuda for each in source.held)
-
-
 async def in_thread(work: Callable[[], T], stop: Callable[[], None]) -> T:
     """Do `work` in a thread; when cancelled, `stop` it and wait for its end all the same.
 
@@ -352,9 +363,25 @@ async def in_thread(work: Callable[[], T], stop: Callable[[], None]) -> T:
         return await asyncio.shield(working)
     except asyncio.CancelledError:
         stop()
-        await asyncio.wait((working,))
-        working.exception()
+        await ended(working)
         raise
+
+
+async def ended(work: asyncio.Future[T]) -> None:
+    """Wait until it has ended, well or not, however often this is cancelled meanwhile.
+
+    A deadline that passes and a caller that gives up are two cancellations.
+    """
+    cancelled: asyncio.CancelledError | None = None
+    while not work.done():
+        try:
+            await asyncio.wait((work,))
+        except asyncio.CancelledError as error:
+            cancelled = error
+    if not work.cancelled():
+        work.exception()  # retrieved: asyncio would log it
+    if cancelled is not None:
+        raise cancelled
 
 
 def copy_all(
@@ -363,11 +390,10 @@ def copy_all(
     source: TensorSource,
     watch: CopyWatch,
     n_copiers: int,
-) -> list[Judgement]:
-    """Copy everything into `content` by so many threads; what was found out, per tensor."""
+) -> Copied:
+    """Copy everything into `content` by so many threads."""
     judgements: list[Judgement] = []
-    if not is_on_host(source) and torch.cuda.is_initialized():
-        _make_ready(content, n_copiers)
+    gpu: torch.device | None = None
 
     def copy(tensor: Tensor, value: torch.Tensor) -> Judgement:
         watch.require_wanted()
@@ -382,17 +408,21 @@ def copy_all(
     ):
         for bucket in buckets:
             places = layout[len(judgements) : len(judgements) + len(bucket)]
+            if gpu is None:
+                gpu = next((each.device for each in bucket if each.is_cuda), None)
+                if gpu is not None:
+                    _make_ready(content, n_copiers, gpu)
             judgements += copiers.map(copy, places, bucket)
             del bucket  # or it would be held while the next one is gathered
-    return judgements
+    return Copied(judgements, gpu)
 
 
-def _make_ready(content: Bytes, n_copiers: int) -> None:
+def _make_ready(content: Bytes, n_copiers: int, gpu: torch.device) -> None:
     """Have CUDA make what copiers need of it, which torch keeps then.
 
     While one of them had it made the others would wait, and hold the interpreter.
     """
-    torch.cuda.Stream()
+    torch.cuda.Stream(gpu)
     ends = (torch.as_tensor(end) for end in (content[:1], content[-1:]))
     if len(content) >= n_copiers * PINNED_BYTES and not all(end.is_pinned() for end in ends):
         buffers = [

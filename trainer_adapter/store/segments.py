@@ -123,11 +123,10 @@ class SegmentPool:
             is_small = size_bytes < AHEAD_BYTES
             if is_small or is_there or not self._has_room(2 * _rounded(size_bytes)):
                 return False
-            self._ahead = self._begin(size_bytes)
-        segment = self._ahead
         try:
+            segment = self._ahead = self._ahead or self._begin(size_bytes)
             self._grow(segment, AHEAD_BYTES)
-        except StoreFull:
+        except OSError:  # others were faster: the next version is told if there is no room then
             self._ahead = None
             return False
         if segment.n_made < segment.size_bytes:

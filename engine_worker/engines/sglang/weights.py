@@ -187,6 +187,9 @@ class SglangWeights:
             self._staged[version], order = self._placed(version, tensors)
             self._schedulers.ask(order)
             reports = self._schedulers.wait(expected, is_patient=False)
+            if version not in self._staged:  # given up meanwhile: schedulers keep what they stage
+                self._schedulers.ask(Unstage(version))
+                raise EngineFailed(_failed(version, "it was given up while it was staged"))
         for report in reports.values():
             assert isinstance(report, VersionStaged)
             if report.problem:

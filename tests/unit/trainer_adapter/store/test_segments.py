@@ -1,3 +1,4 @@
+import resource
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -139,6 +140,18 @@ def test_nothing_is_made_ahead_while_a_reader_is_about_to_let_go_of_a_segment(
     pin.release()
 
 
+def test_what_cannot_be_made_ahead_is_left_for_later(pool: SegmentPool, tmp_path: Path) -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (3, hard))  # no file can be opened
+    try:
+        is_unfinished = pool.make_ahead(AHEAD_BYTES)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    assert not is_unfinished
+    assert [*tmp_path.glob("rolloutbus-*-*")] == []
+    assert pool.make_ahead(AHEAD_BYTES + 1)
+
+
 def test_small_segments_are_not_made_ahead(pool: SegmentPool, tmp_path: Path) -> None:
     assert not pool.make_ahead(AHEAD_BYTES - 1)
     assert [*tmp_path.glob("rolloutbus-*-*")] == []
@@ -220,3 +233,19 @@ def test_a_successor_adopts_the_bytes_of_a_dead_store(pool: SegmentPool, tmp_pat
     pin = SegmentReader(tmp_path).pin(name, 100)
     assert pin.content.tolist() == [5] * 100
     pin.release()
+
+
+@pytest.mark.parametrize("kind", [SegmentReader, SegmentWriter])
+def test_one_that_nobody_holds_any_more_keeps_nothing_open(
+    pool: SegmentPool, tmp_path: Path, kind: type[SegmentReader | SegmentWriter]
+) -> None:
+    name = _fill(pool, 1, 100)
+    n_before = len([*Path("/proc/self/fd").iterdir()])
+    maps = kind(tmp_path)
+    if isinstance(maps, SegmentReader):
+        maps.pin(name, 100).release()
+    else:
+        maps.content(name, 100)
+    assert len([*Path("/proc/self/fd").iterdir()]) > n_before
+    del maps
+    assert len([*Path("/proc/self/fd").iterdir()]) == n_before
