@@ -38,11 +38,12 @@ from rolloutbus.launcher.ticket import Ticket
 
 def children_of(pid: int) -> list[int]:
     """Process ids of the living children of a process."""
-    return [
-        int(child)
-        for path in Path(f"/proc/{pid}/task").glob("*/children")
-        for child in path.read_text().split()
-    ]
+    children: list[int] = []
+    with contextlib.suppress(OSError):  # it has ended
+        for thread in Path(f"/proc/{pid}/task").iterdir():
+            with contextlib.suppress(OSError):  # the thread has
+                children += map(int, (thread / "children").read_text().split())
+    return children
 
 
 def command_of(pid: int) -> list[str]:
