@@ -35,6 +35,8 @@ ENDLESS = 24_000
 FAKE_SEED = 7
 PATIENT = LeaseSettings(lease_s=30.0, holder_s=24.0, recovery_s=31.0)
 """Where no lease is to run out: a machine too busy for a heartbeat must not end one."""
+UNHURRIED = LeaseSettings(lease_s=12.0, holder_s=9.6, recovery_s=12.5)
+"""Where one is to run out, or a router to recover, but none because the machine is busy."""
 
 Found = TypeVar("Found")
 
@@ -49,9 +51,9 @@ class Changes:
         """Let each waiting task check its condition."""
         self._event.set()
 
-    async def until(self, look: Callable[[], Found]) -> Found:
+    async def until(self, look: Callable[[], Found], deadline_s: float = DEADLINE_S) -> Found:
         """Wait until a look, now or at any news, finds something; what that is."""
-        async with asyncio.timeout(DEADLINE_S):
+        async with asyncio.timeout(deadline_s):
             while not (found := look()):
                 self._event.clear()
                 await self._event.wait()
