@@ -57,9 +57,9 @@ class Changes:
         """Let each waiting task check its condition."""
         self._event.set()
 
-    async def until(self, look: Callable[[], Found]) -> Found:
+    async def until(self, look: Callable[[], Found], deadline_s: float = DEADLINE_S) -> Found:
         """Wait until a look, now or at any news, finds something; what that is."""
-        async with asyncio.timeout(DEADLINE_S):
+        async with asyncio.timeout(deadline_s):
             while not (found := look()):
                 self._event.clear()
                 await self._event.wait()

@@ -15,10 +15,9 @@ from rolloutbus.engine_worker.engines.sglang.schedulers.wire import (
     SchedulerRank,
     framed,
 )
+from tests.integration.live_fleet import DEADLINE_S
 
-pytestmark = pytest.mark.integration
-
-DEADLINE_S = 60.0
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(240)]
 
 
 def unconnected() -> socket.socket:
