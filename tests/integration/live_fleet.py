@@ -17,6 +17,7 @@ from rolloutbus.bus.actor.process import read_ready
 from rolloutbus.bus.settings import LeaseSettings
 from rolloutbus.bus.wire.messages.control import ServerFacts
 from rolloutbus.engine_worker.engines.fake.engine import fake_logprob, prompt_digest, token_after
+from rolloutbus.engine_worker.settings import HostSettings
 from rolloutbus.errors import RolloutCancelled
 from rolloutbus.launcher.plan import environment
 from rolloutbus.trainer_adapter.client.asks import GenerateOptions, ask_of
@@ -37,6 +38,9 @@ PATIENT = LeaseSettings(lease_s=30.0, holder_s=24.0, recovery_s=31.0)
 """Where no lease is to run out: a machine too busy for a heartbeat must not end one."""
 
 Found = TypeVar("Found")
+
+STEADY_HOST = HostSettings(silent_s=30.0, give_up_s=60.0, wedged_s=120.0)
+"""Where no engine host is to be left out of anything, or given up, because the machine is busy."""
 
 
 class Changes:
