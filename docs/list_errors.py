@@ -17,7 +17,7 @@ HEAD = """# Errors and what to do
 An error has a class, a **code** and an **outcome**. Branch on these, never on the text.
 
 ```python
-from rolloutbus.errors import Refused, RequestError
+from rolloutbus.errors import DeliveryError, Refused, RequestError
 
 try:
     rollout = await client.generate([1, 2, 3], sampling, versions="exact:99", deadline_s=1)
@@ -25,6 +25,8 @@ except Refused as error:  # nothing was started: safe to ask again
     print(error.code, error.field, error.retry_after_ms)
 except RequestError as error:
     print(error.code, error.outcome)
+except DeliveryError as error:  # nobody answered in time: no code
+    print(error.outcome)
 ```
 
 | outcome | means |

@@ -23,7 +23,8 @@ from tests.integration.slow_wire import FAR
 DEADLINE_S = 60.0
 """Of most waits."""
 START_S = 300.0
-"""For what serves to be ready: several engines that start at once on two busy cores."""
+"""For what serves to be ready: several engines that start at once on two busy cores. And for
+programs that import as much."""
 SUBNET = "10.0.0"
 """That of the pages."""
 IP, TC = shutil.which("ip") or "", shutil.which("tc") or ""
@@ -98,7 +99,7 @@ class Host:
     async def run(self, *command: str) -> tuple[int, str]:
         """(exit status, output) of a command."""
         process = await self.start(*command)
-        async with asyncio.timeout(DEADLINE_S):
+        async with asyncio.timeout(START_S):
             output, _ = await process.communicate()
         assert process.returncode is not None
         return process.returncode, output.decode()

@@ -46,6 +46,9 @@ PATIENT_HOST = HostSettings(give_up_s=60.0, wedged_s=120.0)
 
 Found = TypeVar("Found")
 
+STEADY_HOST = HostSettings(silent_s=30.0, give_up_s=60.0, wedged_s=120.0)
+"""Where no engine host is to be left out of anything, or given up, because the machine is busy."""
+
 
 class Changes:
     """Wakes the tasks that wait for a condition, so that they check it again."""

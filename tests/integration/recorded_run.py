@@ -10,12 +10,30 @@ from rolloutbus.launcher.settings import UpOptions
 from rolloutbus.replay.journal.core import JournalSettings
 from rolloutbus.replay.recorder import Recorder
 from rolloutbus.trainer_adapter.client.core.settings import ClientSettings
-from tests.integration.live_fleet import DEADLINE_S, Streamed, fake_sampling
+from tests.integration.live_fleet import (
+    DEADLINE_S,
+    START_S,
+    STEADY_HOST,
+    Streamed,
+    fake_sampling,
+)
 from tests.integration.raw_subscriber import Frames, RawSubscriber
-from tests.integration.recording_ports import CLIENT, RecordingPorts, sample_until_both_received
+from tests.integration.recording_ports import (
+    CLIENT,
+    ONCE,
+    RecordingPorts,
+    sample_until_both_received,
+)
 from tests.integration.token_limit import TokenLimit
 
-FLEET: UpOptions = {"workers": 2, "engine": "fake", "tap": True, "engine_options": {"slots": 16}}
+FLEET: UpOptions = {
+    "workers": 2,
+    "engine": "fake",
+    "tap": True,
+    "engine_options": {"slots": 16},
+    "lease": ONCE,
+    "host": STEADY_HOST,
+}
 VICTIM, SURVIVOR = "w0", "w1"
 WEIGHTS = {"embed.weight": torch.ones(8, 4), "head.weight": torch.ones(4)}
 N_STREAMS, N_AFTERWARDS = 12, 4
@@ -39,9 +57,18 @@ class Recording:
 async def recorded_run(fleet: Fleet, token_limit: TokenLimit, directory: Path) -> Recording:
     """Record a run of a fleet of `FLEET`."""
     own, recorded = RecordingPorts(), RecordingPorts()
-    settings = ClientSettings(name=CLIENT, router=fleet.address, overtime_s=DEADLINE_S)
+    settings, listens = (
+        ClientSettings(
+            name=name,
+            router=fleet.address,
+            lease=ONCE,
+            overtime_s=DEADLINE_S,
+            connect_timeout_s=DEADLINE_S,
+        )
+        for name in (CLIENT, "recorder")
+    )
     recorder = Recorder(
-        ClientSettings(name="recorder", router=fleet.address),
+        listens,
         directory,
         journal=JournalSettings(segment_bytes=50_000),
         ports=recorded.ports,
@@ -55,13 +82,14 @@ async def recorded_run(fleet: Fleet, token_limit: TokenLimit, directory: Path) -
             await sample_until_both_received(client, recorded, own)
             with token_limit.at(N_BEFORE):
                 streams = [
-                    Streamed(client, [2, 3 + i], fake_sampling(N_TOKENS)) for i in range(N_STREAMS)
+                    Streamed(client, [2, 3 + i], fake_sampling(N_TOKENS), deadline_s=2 * START_S)
+                    for i in range(N_STREAMS)
                 ]
                 for each in streams:
                     await each.reached(N_BEFORE)
                 await _publish(client)
                 fleet.kill(VICTIM)
-                await fleet.wait_ready(DEADLINE_S)
+                await fleet.wait_ready(START_S)
                 # What goes on goes on where both listen, the new worker included.
                 recorded.reset_subscriptions()
                 own.reset_subscriptions()

@@ -7,6 +7,7 @@ from collections.abc import Set as AbstractSet
 from rolloutbus import Rollout, RolloutClient
 from rolloutbus.bus.security.keys import SecuritySettings
 from rolloutbus.bus.security.zmq_curve import dialer_of
+from rolloutbus.bus.settings import LeaseSettings
 from rolloutbus.bus.transport.ports import (
     BatchHandler,
     DownHandler,
@@ -22,6 +23,16 @@ from tests.integration.live_fleet import DEADLINE_S, fake_sampling
 
 CLIENT = "trainer"
 """Whose requests are recorded."""
+ONCE = LeaseSettings(
+    lease_s=2 * DEADLINE_S,
+    holder_s=1.6 * DEADLINE_S,
+    recovery_s=2 * DEADLINE_S + 1,
+    silence_s=1.5 * DEADLINE_S,
+    resend_first_s=1.5 * DEADLINE_S,
+    resend_max_s=1.5 * DEADLINE_S,
+)
+"""Of a fleet and its clients where each message is sent once, over one connection, however late it
+is answered: what was sent is what was received."""
 
 
 class RecordingPorts:
@@ -41,9 +52,9 @@ class RecordingPorts:
         self._changes = asyncio.Event()
         self.ports = Ports(self._link, self._subscription)
 
-    async def until(self, is_so: Callable[[], bool]) -> None:
+    async def until(self, is_so: Callable[[], bool], deadline_s: float = DEADLINE_S) -> None:
         """Wait until `is_so`, judged after each message."""
-        async with asyncio.timeout(DEADLINE_S):
+        async with asyncio.timeout(deadline_s):
             while not is_so():
                 self._changes.clear()
                 await self._changes.wait()

@@ -7,9 +7,15 @@ import pytest
 
 import rolloutbus
 from rolloutbus.errors import OtherFleet
-from tests.integration.live_fleet import DEADLINE_S, ENDLESS, assert_fake_rollout, fake_sampling
+from tests.integration.live_fleet import (
+    DEADLINE_S,
+    ENDLESS,
+    START_S,
+    assert_fake_rollout,
+    fake_sampling,
+)
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(3 * START_S)]
 
 PROMPT, N_TOKENS = [1, 2, 3], 4
 
@@ -59,7 +65,7 @@ async def test_a_fleet_without_a_store_goes_on_with_nothing_that_another_has_sam
     )
     async with first:
         client = await rolloutbus.connect(address).open()
-        deltas = client.stream(PROMPT, fake_sampling(ENDLESS), deadline_s=DEADLINE_S)
+        deltas = client.stream(PROMPT, fake_sampling(ENDLESS), deadline_s=2 * START_S)
         await anext(deltas)
     async with rolloutbus.up(workers=1, engine="fake", address=address, store=False):
         with pytest.raises(OtherFleet):

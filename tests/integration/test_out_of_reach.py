@@ -3,7 +3,8 @@
 import asyncio
 import logging
 import socket
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
+from contextlib import contextmanager
 
 import pytest
 
@@ -20,12 +21,18 @@ SOON_S = 0.05
 PACE_S = 0.01
 
 
-@pytest.fixture
-def nowhere() -> Iterator[str]:
+@contextmanager
+def held_endpoint() -> Generator[str]:
     """An endpoint at which nobody listens, nor can begin to."""
     with socket.socket() as holder:
         holder.bind(("127.0.0.1", 0))
         yield f"tcp://127.0.0.1:{holder.getsockname()[1]}"
+
+
+@pytest.fixture
+def nowhere() -> Iterator[str]:
+    with held_endpoint() as endpoint:
+        yield endpoint
 
 
 class Said(logging.Handler):
@@ -73,21 +80,26 @@ async def test_a_reader_says_which_stream_it_cannot_reach_and_what_to_do(
 
 
 async def test_a_reader_that_reaches_a_stream_or_leaves_it_says_nothing(
-    nowhere: str, said: Said
+    nowhere: str, said: Said, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     publisher = PubPort("tcp://127.0.0.1:0")
     port = SubPort(ignore)
     try:
+        monkeypatch.setattr("rolloutbus.bus.transport.zmq_topics.UNREACHED_S", DEADLINE_S)
         port.connect(publisher.endpoint)
-        port.connect(nowhere)
-        port.disconnect(nowhere)
         async with asyncio.timeout(DEADLINE_S):
             while port.n_unreached:  # noqa: ASYNC110 - nobody tells of a handshake
                 await asyncio.sleep(PACE_S)
+        monkeypatch.setattr("rolloutbus.bus.transport.zmq_topics.UNREACHED_S", SOON_S)
+        port.connect(nowhere)
+        port.disconnect(nowhere)
+        with held_endpoint() as later:
+            port.connect(later)
+            assert later in await said.first()  # after the time of the one that was left
     finally:
         port.close()
         publisher.close()
-    assert said.lines == []
+    assert len(said.lines) == 1
 
 
 async def test_a_store_that_never_answers_is_given_up_with_its_address(

@@ -7,6 +7,7 @@ from rolloutbus.launcher.settings import UpOptions
 from rolloutbus.types import FleetStatus
 from tests.integration.live_fleet import (
     DEADLINE_S,
+    START_S,
     Streamed,
     assert_fake_rollout,
     fake_sampling,
@@ -16,7 +17,7 @@ from tests.integration.live_fleet import (
 
 pytestmark = [
     pytest.mark.integration,
-    pytest.mark.timeout(240),
+    pytest.mark.timeout(4 * START_S),
     pytest.mark.asyncio(loop_scope="module"),
 ]
 
@@ -36,7 +37,7 @@ async def test_pause_holds_through_deaths_of_a_worker_and_the_router(
     w0 = worker_in(before, "w0")
     assert w0 is not None
     fleet.kill("w0")
-    await client.pause()  # no error: the dead one is paused when it is back
+    await client.pause(deadline_s=START_S)  # no error: the dead one is paused when it is back
     back = await status_when(
         client,
         lambda status: (
@@ -44,10 +45,11 @@ async def test_pause_holds_through_deaths_of_a_worker_and_the_router(
             and now.pid != w0.pid
             and are_paused(status)
         ),
+        START_S,
     )
     assert (back.pause, back.fleet) == ("in_place", before.fleet)
 
-    streamed = Streamed(client, PROMPT, fake_sampling(N_TOKENS))
+    streamed = Streamed(client, PROMPT, fake_sampling(N_TOKENS), deadline_s=3 * START_S)
     await status_when(client, lambda status: status.n_queued == 1)
     fleet.kill_router()
     fleet.kill("w1")
@@ -56,6 +58,7 @@ async def test_pause_holds_through_deaths_of_a_worker_and_the_router(
         lambda status: (
             status.instance != before.instance and not status.recovering and are_paused(status)
         ),
+        START_S,
     )
     assert (after.pause, after.fleet) == ("in_place", before.fleet)
     assert (after.n_queued, after.n_running) == (1, 0)

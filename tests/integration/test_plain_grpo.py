@@ -12,9 +12,10 @@ import torch
 
 import rolloutbus
 from rolloutbus.examples.tiny_model import build_tiny_model, load_tiny_model
+from tests.integration.live_fleet import PATIENT, START_S, STEADY_HOST
 from tests.integration.plain_runs import train_here, train_there
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(4 * START_S)]
 
 N_STEPS = 6
 SAME = 1e-5
@@ -26,7 +27,13 @@ async def test_losses_rewards_and_weights_are_those_of_a_run_without_a_bus(tmp_p
     here = load_tiny_model(tmp_path)
     expected = train_here(here, N_STEPS)
     there = load_tiny_model(tmp_path)
-    async with rolloutbus.up(model=tmp_path, workers=2, engine_options={"threads": 1}) as fleet:
+    async with rolloutbus.up(
+        model=tmp_path,
+        workers=2,
+        engine_options={"threads": 1},
+        lease=PATIENT,
+        host=STEADY_HOST,
+    ) as fleet:
         found = await asyncio.to_thread(train_there, fleet.address, there, N_STEPS)
 
     np.testing.assert_allclose(

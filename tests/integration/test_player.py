@@ -20,6 +20,7 @@ from rolloutbus.replay.journal.reader import Journal
 from rolloutbus.replay.journal.records import Stream, ToldRecord
 from rolloutbus.replay.player import SOONER_S, Player, PlayerSettings
 from rolloutbus.replay.stream.events import Finished, GapLost, GapRepaired, StreamEvent
+from rolloutbus.replay.subscriber import Subscriber
 from tests.integration.live_fleet import DEADLINE_S
 from tests.integration.raw_subscriber import RawSubscriber, messages_in
 from tests.unit.replay.segments import MS, Desk
@@ -68,8 +69,10 @@ async def test_no_message_comes_before_its_time(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("linger_s", [DEADLINE_S, 0.0])
 async def test_a_player_that_has_ended_still_repairs_what_a_subscriber_lacks(
-    tmp_path: Path, linger_s: float
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, linger_s: float
 ) -> None:
+    # A busy subscriber may ask late: this player goes on until it has what it wants, and leaves.
+    monkeypatch.setattr("rolloutbus.replay.player.QUIET_S", math.inf)
     rows = [published(row("c/1", (1, 1), seq, seq)) for seq in range(3)]
     path = journal(
         tmp_path,
@@ -78,18 +81,23 @@ async def test_a_player_that_has_ended_still_repairs_what_a_subscriber_lacks(
     )
     player = Player(Journal(path), PlayerSettings(speed=math.inf, linger_s=linger_s))
     events: list[StreamEvent] = []
-    async with asyncio.timeout(2 * DEADLINE_S):
-        async with player:
-            await player.play(until_s=0.15)
-            subscriber = await subscribe(player.address).open()
-            await player.subscribed(1)
-            await player.play()
+
+    async def read(subscriber: Subscriber) -> None:
         while not events or not isinstance(events[-1], Finished):
             events.append(await anext(subscriber))
         await subscriber.close()
+
+    async with asyncio.timeout(2 * DEADLINE_S), asyncio.TaskGroup() as tasks, player:
+        await player.play(until_s=0.15)
+        subscriber = await subscribe(player.address).open()
+        await player.subscribed(1)
+        await player.play()
+        tasks.create_task(read(subscriber))
     missed = [type(each) for each in events if isinstance(each, GapRepaired | GapLost)]
     assert missed == [GapRepaired if linger_s else GapLost]
-    assert events[-1].tokens.tolist() == ([0, 1, 2, 3] if linger_s else [2, 3])
+    last = events[-1]
+    assert isinstance(last, Finished)
+    assert last.tokens.tolist() == ([0, 1, 2, 3] if linger_s else [2, 3])
 
 
 async def test_a_player_waits_for_no_more_repairs_than_it_was_told_to(

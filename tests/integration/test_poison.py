@@ -11,17 +11,20 @@ from rolloutbus import Fleet, RolloutClient
 from rolloutbus.errors import EngineFailed
 from tests.integration.live_fleet import (
     ENDLESS,
+    PATIENT,
+    START_S,
+    STEADY_HOST,
     Streamed,
     assert_fake_rollout,
     fake_sampling,
 )
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(5 * START_S)]
 
 POISON = 66
 N_INNOCENT = 12
 N_TOKENS = 50
-PATIENCE_S = 200.0
+PATIENCE_S = 3 * START_S
 """Several engines die and start again on the way."""
 N_KILLS = 5
 """More deaths than a poisonous request is allowed."""
@@ -31,7 +34,12 @@ N_KILLS = 5
 async def fleet() -> AsyncIterator[Fleet]:
     options = {"slots": 16, "step_s": 0.005, "poison_token": POISON}
     async with rolloutbus.up(
-        workers=2, engine="fake", engine_options=options, store=False
+        workers=2,
+        engine="fake",
+        engine_options=options,
+        store=False,
+        lease=PATIENT,
+        host=STEADY_HOST,
     ) as running:
         yield running
 

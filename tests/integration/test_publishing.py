@@ -544,9 +544,9 @@ async def test_a_deadline_while_weights_are_written_says_how_far_they_were(
 ) -> None:
     async with store_harness(tmp_path) as harness:
         slow = SlowTensors(weights(seed))
-        handle = WeightPublisher(harness).start(slow, deadline_s=3.0)
+        handle = WeightPublisher(harness).start(slow, deadline_s=8.0)  # a busy store reserves late
         await phase_comes(handle, "copying")
-        asyncio.get_running_loop().call_later(3.5, slow.go.set)
+        asyncio.get_running_loop().call_later(8.5, slow.go.set)
         with pytest.raises(
             DeadlineExceeded, match=r"written: \d+ of 32768 bytes were copied, phase"
         ):

@@ -33,8 +33,9 @@ PROMPT = [1, 2, 3]
 GOOD: dict[str, Any] = {"prompt": np.array(PROMPT, "<i4").tobytes(), "sampling": {}}
 
 
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
+@pytest_asyncio.fixture(loop_scope="module")
 async def raw(fleet: Fleet) -> AsyncIterator[RawClient]:
+    """One for each test: it sends no heartbeats, and is forgotten after 30 s."""
     async with RawClient(fleet.address) as connected:
         yield connected
 

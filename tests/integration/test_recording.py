@@ -12,6 +12,8 @@ import pytest
 
 import rolloutbus
 from rolloutbus import Fleet, RolloutClient
+from rolloutbus.bus.security.keys import SecuritySettings
+from rolloutbus.bus.settings import LeaseSettings
 from rolloutbus.bus.wire.codec import encode_batch, topic_of
 from rolloutbus.bus.wire.entry import Entry
 from rolloutbus.bus.wire.errors import LocalProtocolError
@@ -26,19 +28,51 @@ from rolloutbus.replay.trajectories import Trajectories
 from rolloutbus.replay.trajectory_files import read
 from rolloutbus.trainer_adapter.client.core.settings import ClientSettings
 from tests.integration.key_directory import KeyDirectory
-from tests.integration.live_fleet import DEADLINE_S, assert_fake_rollout, fake_sampling
-from tests.integration.recording_ports import CLIENT, RecordingPorts, sample_until_both_received
+from tests.integration.live_fleet import (
+    DEADLINE_S,
+    START_S,
+    STEADY_HOST,
+    assert_fake_rollout,
+    fake_sampling,
+)
+from tests.integration.recording_ports import (
+    CLIENT,
+    ONCE,
+    RecordingPorts,
+    sample_until_both_received,
+)
 
 pytestmark = [
     pytest.mark.integration,
-    pytest.mark.timeout(240),
+    pytest.mark.timeout(3 * START_S),
     pytest.mark.asyncio(loop_scope="module"),
 ]
 
-FLEET: UpOptions = {"workers": 2, "engine": "fake", "tap": True}
-STORELESS: UpOptions = {**FLEET, "store": False}
+FLEET: UpOptions = {
+    "workers": 2,
+    "engine": "fake",
+    "tap": True,
+    "lease": ONCE,
+    "host": STEADY_HOST,
+}
 N_ROLLOUTS = 20
 N_TOKENS = 40
+
+
+def settings_of(
+    name: str,
+    fleet: Fleet,
+    lease: LeaseSettings = ONCE,
+    security: SecuritySettings | None = None,
+) -> ClientSettings:
+    return ClientSettings(
+        name=name,
+        router=fleet.address,
+        lease=lease,
+        security=security,
+        overtime_s=DEADLINE_S,
+        connect_timeout_s=DEADLINE_S,
+    )
 
 
 def routed(
@@ -68,14 +102,13 @@ def published(records: Sequence[Record], worker: str, rids: AbstractSet[str]) ->
 
 async def test_a_recording_is_as_good_as_having_been_there(fleet: Fleet, tmp_path: Path) -> None:
     own, recorded = RecordingPorts(), RecordingPorts()
-    settings = ClientSettings(name=CLIENT, router=fleet.address, overtime_s=DEADLINE_S)
     recorder = Recorder(
-        ClientSettings(name="recorder", router=fleet.address),
+        settings_of("recorder", fleet),
         tmp_path / "j",
         journal=JournalSettings(segment_bytes=30_000),
         ports=recorded.ports,
     )
-    async with RolloutClient(settings, own.ports) as client, recorder:
+    async with RolloutClient(settings_of(CLIENT, fleet), own.ports) as client, recorder:
         await sample_until_both_received(client, recorded, own)
         rollouts = await asyncio.gather(
             *(
@@ -113,11 +146,8 @@ async def test_every_finished_rollout_of_a_recording_can_be_exported(
     fleet: Fleet, tmp_path: Path
 ) -> None:
     own, recorded = RecordingPorts(), RecordingPorts()
-    settings = ClientSettings(name=CLIENT, router=fleet.address, overtime_s=DEADLINE_S)
-    recorder = Recorder(
-        ClientSettings(name="recorder", router=fleet.address), tmp_path / "j", ports=recorded.ports
-    )
-    async with RolloutClient(settings, own.ports) as client, recorder:
+    recorder = Recorder(settings_of("recorder", fleet), tmp_path / "j", ports=recorded.ports)
+    async with RolloutClient(settings_of(CLIENT, fleet), own.ports) as client, recorder:
         await sample_until_both_received(client, recorded, own)
         rollouts = {
             each.rid: each
@@ -141,7 +171,7 @@ async def test_every_finished_rollout_of_a_recording_can_be_exported(
         process = await asyncio.create_subprocess_exec(
             *command, "--output", str(file), stdout=asyncio.subprocess.PIPE, env=environment()
         )
-        async with asyncio.timeout(DEADLINE_S):
+        async with asyncio.timeout(START_S):
             told, _ = await process.communicate()
         rows = list(read(file))
         assert json.loads(told)["rows"] == len(rows)
@@ -185,14 +215,13 @@ async def test_it_opens_and_closes_without_a_block(fleet: Fleet, tmp_path: Path)
 
 async def test_only_what_a_filter_names_is_kept(fleet: Fleet, tmp_path: Path) -> None:
     own, recorded = RecordingPorts(), RecordingPorts()
-    settings = ClientSettings(name=CLIENT, router=fleet.address, overtime_s=DEADLINE_S)
     recorder = Recorder(
-        ClientSettings(name="recorder", router=fleet.address),
+        settings_of("recorder", fleet),
         tmp_path / "j",
         Filter(session=["wanted"]),
         ports=recorded.ports,
     )
-    async with RolloutClient(settings, own.ports) as client, recorder:
+    async with RolloutClient(settings_of(CLIENT, fleet), own.ports) as client, recorder:
         await sample_until_both_received(client, recorded, own)
         rollouts = [
             await client.generate(
@@ -221,18 +250,19 @@ async def test_a_recording_goes_on_with_the_router_that_comes_after_a_killed_one
     tmp_path: Path,
 ) -> None:
     own, recorded = RecordingPorts(), RecordingPorts()
-    async with rolloutbus.up(**STORELESS) as fleet:
-        settings = ClientSettings(name=CLIENT, router=fleet.address, overtime_s=DEADLINE_S)
+    # Here a silent router must be left, and what it did not answer sent again.
+    lease = LeaseSettings()
+    async with rolloutbus.up(**{**FLEET, "store": False, "lease": lease}) as fleet:
         recorder = Recorder(
-            ClientSettings(name="recorder", router=fleet.address),
-            tmp_path / "j",
-            ports=recorded.ports,
+            settings_of("recorder", fleet, lease), tmp_path / "j", ports=recorded.ports
         )
+        settings = settings_of(CLIENT, fleet, lease)
         async with RolloutClient(settings, own.ports) as client, recorder:
             await sample_until_both_received(client, recorded, own)
             before = await client.generate([7], fake_sampling(N_TOKENS), deadline_s=DEADLINE_S)
+            n_welcomes = recorded.kinds().count("welcome")
             fleet.kill_router()
-            await recorded.until(lambda: recorded.kinds().count("welcome") > 1)
+            await recorded.until(lambda: recorded.kinds().count("welcome") > n_welcomes, START_S)
             recorded.reset_subscriptions()
             await sample_until_both_received(client, recorded, own)
             after = await client.generate([8], fake_sampling(N_TOKENS), deadline_s=DEADLINE_S)
@@ -246,7 +276,7 @@ async def test_a_recording_goes_on_with_the_router_that_comes_after_a_killed_one
 
 
 async def test_a_subscriber_records_a_fleet_with_keys(tmp_path: Path) -> None:
-    async with rolloutbus.up(**{**STORELESS, "secure": tmp_path / "keys"}) as fleet:
+    async with rolloutbus.up(**{**FLEET, "store": False, "secure": tmp_path / "keys"}) as fleet:
         keys = KeyDirectory(tmp_path / "keys")
         keys.add("archive", "subscriber")
         keys.add(CLIENT, "client")
@@ -254,18 +284,9 @@ async def test_a_subscriber_records_a_fleet_with_keys(tmp_path: Path) -> None:
             RecordingPorts(keys.client_settings(CLIENT)),
             RecordingPorts(keys.client_settings("archive")),
         )
-        settings = ClientSettings(
-            name=CLIENT,
-            router=fleet.address,
-            security=keys.client_settings(CLIENT),
-            overtime_s=DEADLINE_S,
-            connect_timeout_s=DEADLINE_S,
-        )
-        listens = ClientSettings(
-            name="archive",
-            router=fleet.address,
-            security=keys.client_settings("archive"),
-            connect_timeout_s=DEADLINE_S,
+        settings, listens = (
+            settings_of(name, fleet, security=keys.client_settings(name))
+            for name in (CLIENT, "archive")
         )
         recorder = Recorder(listens, tmp_path / "j", ports=recorded.ports)
         async with RolloutClient(settings, own.ports) as client, recorder:
@@ -299,7 +320,7 @@ async def test_the_command_records_until_it_is_interrupted(
     )
     assert process.stdout is not None
     assert process.stderr is not None
-    async with asyncio.timeout(DEADLINE_S):
+    async with asyncio.timeout(START_S):
         assert (await process.stderr.readline()).startswith(b"recording to ")
         rollout = await client.generate([9], fake_sampling(N_TOKENS), deadline_s=DEADLINE_S)
         process.send_signal(signal.SIGINT)

@@ -23,7 +23,7 @@ from rolloutbus.engine_worker.weights.relay import open_relay
 from rolloutbus.engine_worker.worker.host_process import HostProcess
 from tests.drills.chaos.proxy import ProxyLink
 from tests.integration.key_directory import KeyDirectory
-from tests.integration.live_fleet import DEADLINE_S, PACE_S, n_held
+from tests.integration.live_fleet import DEADLINE_S, PACE_S, START_S, n_held
 from tests.integration.relay_family import (
     TENSOR_BYTES,
     Node,
@@ -40,7 +40,7 @@ from tests.integration.relay_family import (
 )
 from tests.integration.worker_bench import worker_process
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(3 * START_S)]
 
 TREES = {"chain": [None, 0], "tree": [None, 0, 0, 1]}
 """Each worker's parent; None: the store."""
@@ -208,7 +208,7 @@ async def test_an_engine_host_with_keys_serves_behind_a_lock(tmp_path: Path) -> 
         security=keys.server_settings("w1"),
     )
     host = await HostProcess.start(settings, heard)
-    async with asyncio.timeout(DEADLINE_S):
+    async with asyncio.timeout(START_S):
         endpoint = (await ready).bulk
         async with BulkLink(endpoint, dialer_of(keys.client_settings("w2"))) as worker:
             with pytest.raises(EngineFailed) as caught:

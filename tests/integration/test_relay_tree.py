@@ -7,10 +7,10 @@ import sys
 import pytest
 
 from rolloutbus.launcher.plan import environment
-from tests.integration.live_fleet import DEADLINE_S
+from tests.integration.live_fleet import START_S
 from tests.integration.store_harness import ROOT
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(3 * START_S)]
 
 N_MIB = 32
 
@@ -20,7 +20,12 @@ async def test_a_version_crosses_the_link_once_for_four_workers() -> None:
     process = await asyncio.create_subprocess_exec(
         sys.executable, *command, cwd=ROOT, env=environment(), stdout=asyncio.subprocess.PIPE
     )
-    output, _ = await asyncio.wait_for(process.communicate(), 2 * DEADLINE_S)
+    try:
+        output, _ = await asyncio.wait_for(process.communicate(), 2 * START_S)
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
     report = json.loads(output)
     if "skipped" in report:
         pytest.skip(report["skipped"])

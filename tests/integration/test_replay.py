@@ -23,7 +23,7 @@ from rolloutbus.trainer_adapter.client.core.requests import Ask
 from rolloutbus.trainer_adapter.client.core.settings import ClientSettings
 from rolloutbus.types import FleetResult
 from tests.integration import recorded_run
-from tests.integration.live_fleet import DEADLINE_S
+from tests.integration.live_fleet import DEADLINE_S, START_S
 from tests.integration.raw_subscriber import (
     Frames,
     frames_of_message,
@@ -36,7 +36,7 @@ from tests.integration.token_limit import TokenLimit
 
 pytestmark = [
     pytest.mark.integration,
-    pytest.mark.timeout(240),
+    pytest.mark.timeout(4 * START_S),
     pytest.mark.asyncio(loop_scope="module"),
 ]
 

@@ -17,14 +17,14 @@ from rolloutbus.launcher.plan import environment
 from rolloutbus.replay.journal.reader import Journal
 from rolloutbus.replay.trajectories import Trajectories
 from tests.integration import recorded_run
-from tests.integration.live_fleet import DEADLINE_S
+from tests.integration.live_fleet import START_S
 from tests.integration.recorded_run import N_AFTERWARDS, N_TOKENS, Recording
 from tests.integration.recording_ports import CLIENT
 from tests.integration.token_limit import TokenLimit
 
 pytestmark = [
     pytest.mark.integration,
-    pytest.mark.timeout(240),
+    pytest.mark.timeout(4 * START_S),
     pytest.mark.asyncio(loop_scope="module"),
 ]
 
@@ -61,7 +61,7 @@ async def address_of(process: asyncio.subprocess.Process) -> str:
 
 
 async def test_the_command_plays_to_whoever_finds_it_by_its_address(recording: Recording) -> None:
-    async with asyncio.timeout(2 * DEADLINE_S):
+    async with asyncio.timeout(2 * START_S):
         process = await started(recording.journal, "--speed", "max", "--wait", "1", "--json")
         finished: dict[str, list[int]] = {}
         async with subscribe(await address_of(process), clients=[CLIENT]) as subscriber:
@@ -86,7 +86,7 @@ async def test_an_interrupted_replay_leaves_nothing_behind(
         stderr=asyncio.subprocess.PIPE,
         env={**environment(), "XDG_RUNTIME_DIR": str(tmp_path)},
     )
-    async with asyncio.timeout(DEADLINE_S):
+    async with asyncio.timeout(2 * START_S):
         path = Path((await address_of(process)).removeprefix("ipc://"))
         assert path.is_relative_to(tmp_path)
         process.send_signal(signal.SIGINT)
@@ -116,7 +116,7 @@ async def test_a_damaged_journal_is_reported_and_played_only_when_asked_to(
     recording: Recording, tmp_path: Path
 ) -> None:
     victim = damaged_copy(recording.journal, tmp_path)
-    async with asyncio.timeout(DEADLINE_S):
+    async with asyncio.timeout(2 * START_S):
         process = await started(tmp_path, "--speed", "max", "--wait", "0")
         _, errors = await process.communicate()
         assert process.returncode == 1
@@ -133,7 +133,7 @@ async def test_a_journal_that_was_cut_short_is_played_to_where_it_stops(
 ) -> None:
     last = copied(recording.journal, tmp_path)[-1]
     os.truncate(last, last.stat().st_size - 10)
-    async with asyncio.timeout(2 * DEADLINE_S):
+    async with asyncio.timeout(2 * START_S):
         process = await started(tmp_path, "--speed", "max", "--wait", "0", "--json", "--allow-gaps")
         told, errors = await process.communicate()
         assert process.returncode == 0, errors
@@ -153,7 +153,7 @@ async def test_a_damaged_journal_is_not_sampled_again_unless_asked_to(
 ) -> None:
     victim = damaged_copy(recording.journal, tmp_path)
     process = await started(tmp_path, "--regenerate", "--address", fleet.address)
-    async with asyncio.timeout(2 * DEADLINE_S):
+    async with asyncio.timeout(2 * START_S):
         _, errors = await process.communicate()
     assert process.returncode == 1
     assert errors.decode().startswith(f"error: {victim}")
@@ -162,7 +162,7 @@ async def test_a_damaged_journal_is_not_sampled_again_unless_asked_to(
 
 async def regenerated(fleet: Fleet, *arguments: str | Path) -> tuple[int | None, dict[str, object]]:
     process = await started(*arguments, "--regenerate", "--address", fleet.address, "--json")
-    async with asyncio.timeout(2 * DEADLINE_S):
+    async with asyncio.timeout(2 * START_S):
         told, errors = await process.communicate()
     assert told, errors
     return process.returncode, json.loads(told)

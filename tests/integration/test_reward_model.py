@@ -25,8 +25,9 @@ from rolloutbus.examples.reward_model import (
     train_judge,
 )
 from rolloutbus.examples.tiny_model import build_tiny_model, load_tiny_model
+from tests.integration.live_fleet import PATIENT, START_S, STEADY_HOST
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(4 * START_S)]
 
 N_STEPS = 8
 GAIN = 0.2
@@ -52,8 +53,12 @@ async def test_the_policy_learns_what_the_judge_reads(tmp_path: Path) -> None:
     build_tiny_model(own, seed=0)
     train_judge(judges)
     async with (
-        rolloutbus.up(model=own, workers=2, engine_options={"threads": 1}) as fleet,
-        rolloutbus.up(model=judges, workers=1, store=False) as readers,
+        rolloutbus.up(
+            model=own, workers=2, engine_options={"threads": 1}, lease=PATIENT, host=STEADY_HOST
+        ) as fleet,
+        rolloutbus.up(
+            model=judges, workers=1, store=False, lease=PATIENT, host=STEADY_HOST
+        ) as readers,
         rolloutbus.connect(fleet.address) as policy,
         rolloutbus.connect(readers.address) as judge,
     ):

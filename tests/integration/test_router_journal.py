@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 
 import rolloutbus
-from rolloutbus import RolloutClient
+from rolloutbus import Fleet, RolloutClient
+from rolloutbus.bus.security.keys import SecuritySettings
 from rolloutbus.launcher.plan import environment
 from rolloutbus.launcher.settings import UpOptions
 from rolloutbus.replay.journal.reader import Journal
@@ -25,12 +26,13 @@ from tests.integration.key_directory import KeyDirectory
 from tests.integration.live_fleet import (
     DEADLINE_S,
     ENDLESS,
+    START_S,
     Streamed,
     fake_sampling,
     serves_at,
 )
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(5 * START_S)]
 
 SLOW: UpOptions = {
     "workers": 3,
@@ -44,6 +46,16 @@ ANY = "tcp://127.0.0.1:0"
 N_TOKENS = 30
 WIDTH = 8
 """Requests under way at once."""
+
+
+def settings_of(fleet: Fleet, security: SecuritySettings | None = None) -> ClientSettings:
+    return ClientSettings(
+        name="c",
+        router=fleet.address,
+        security=security,
+        overtime_s=DEADLINE_S,
+        connect_timeout_s=DEADLINE_S,
+    )
 
 
 async def replayed(journal: Path, *options: str) -> tuple[int, dict[str, Any], str]:
@@ -63,7 +75,7 @@ async def replayed(journal: Path, *options: str) -> tuple[int, dict[str, Any], s
         stderr=asyncio.subprocess.PIPE,
         env=environment(),
     )
-    async with asyncio.timeout(DEADLINE_S):
+    async with asyncio.timeout(START_S):
         out, errors = await process.communicate()
     assert process.returncode is not None
     return process.returncode, json.loads(out or b"{}"), errors.decode()
@@ -78,7 +90,7 @@ async def load(client: RolloutClient) -> AsyncGenerator[None]:
         i = 0
         while not is_over:
             i += 1
-            await client.generate([number, i], fake_sampling(N_TOKENS), deadline_s=DEADLINE_S)
+            await client.generate([number, i], fake_sampling(N_TOKENS), deadline_s=START_S)
 
     async with asyncio.TaskGroup() as tasks:
         for number in range(WIDTH):
@@ -93,15 +105,17 @@ async def test_a_router_that_lost_a_worker_under_load_is_repeated_to_the_letter(
     tmp_path: Path,
 ) -> None:
     journal = tmp_path / "turns"
-    async with rolloutbus.up(**{**SLOW, "journal": journal}) as fleet:
-        settings = ClientSettings(name="c", router=fleet.address, overtime_s=DEADLINE_S)
-        async with RolloutClient(settings) as client, load(client):
-            doomed = Streamed(client, [1], fake_sampling(ENDLESS))
-            await doomed.reached(1)
-            fleet.kill(doomed.worker)
-            await doomed.grown_by(N_TOKENS)
-            await fleet.wait_ready(DEADLINE_S)
-            await doomed.cut()
+    async with (
+        rolloutbus.up(**{**SLOW, "journal": journal}) as fleet,
+        RolloutClient(settings_of(fleet)) as client,
+        load(client),
+    ):
+        doomed = Streamed(client, [1], fake_sampling(ENDLESS), deadline_s=2 * START_S)
+        await doomed.reached(1)
+        fleet.kill(doomed.worker)
+        await doomed.grown_by(N_TOKENS)
+        await fleet.wait_ready(START_S)
+        await doomed.cut()
 
     status, told, errors = await replayed(journal)
     assert status == 0, (told, errors)
@@ -130,12 +144,13 @@ async def test_a_router_that_comes_after_a_killed_one_goes_on_in_the_same_journa
     tmp_path: Path,
 ) -> None:
     journal = tmp_path / "turns"
-    async with rolloutbus.up(workers=1, engine="fake", store=False, journal=journal) as fleet:
-        settings = ClientSettings(name="c", router=fleet.address, overtime_s=DEADLINE_S)
-        async with RolloutClient(settings) as client:
-            await client.generate([1], fake_sampling(N_TOKENS), deadline_s=DEADLINE_S)
-            fleet.kill_router()
-            await client.generate([2], fake_sampling(N_TOKENS), deadline_s=DEADLINE_S)
+    async with (
+        rolloutbus.up(workers=1, engine="fake", store=False, journal=journal) as fleet,
+        RolloutClient(settings_of(fleet)) as client,
+    ):
+        await client.generate([1], fake_sampling(N_TOKENS), deadline_s=DEADLINE_S)
+        fleet.kill_router()
+        await client.generate([2], fake_sampling(N_TOKENS), deadline_s=START_S)
     status, told, errors = await replayed(journal)
     assert status == 1
     assert errors.startswith("interruption: 000001.")
@@ -152,14 +167,7 @@ async def test_a_guarded_router_is_repeated_too(tmp_path: Path) -> None:
     ) as fleet:
         keys = KeyDirectory(tmp_path / "keys")
         keys.add("c", "client")
-        settings = ClientSettings(
-            name="c",
-            router=fleet.address,
-            security=keys.client_settings("c"),
-            overtime_s=DEADLINE_S,
-            connect_timeout_s=DEADLINE_S,
-        )
-        async with RolloutClient(settings) as client:
+        async with RolloutClient(settings_of(fleet, keys.client_settings("c"))) as client:
             await client.generate([1], fake_sampling(N_TOKENS), deadline_s=DEADLINE_S)
     status, told, errors = await replayed(journal)
     assert status == 0, (told, errors)

@@ -31,7 +31,8 @@ async def test_a_router_on_the_loopback_of_ipv6_is_found_there() -> None:
     async with RouterActor(RouterSettings(LOOPBACK_V6, LOOPBACK_V6), "r") as router:
         address = router.endpoints[0]
         assert address.startswith("tcp://[::1]:")
-        async with RolloutClient(ClientSettings(name="c", router=address)) as client:
+        settings = ClientSettings("c", address, connect_timeout_s=DEADLINE_S)
+        async with RolloutClient(settings) as client:
             assert (await client.status(deadline_s=DEADLINE_S)).n_clients == 1
 
 

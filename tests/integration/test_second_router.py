@@ -24,6 +24,7 @@ from rolloutbus.trainer_adapter.client.core.settings import ClientSettings
 from tests.drills.chaos.proxy import ProxyLink
 from tests.integration.live_fleet import (
     DEADLINE_S,
+    START_S,
     Streamed,
     assert_fake_rollout,
     fake_sampling,
@@ -33,7 +34,7 @@ from tests.integration.live_fleet import (
 )
 from tests.integration.token_limit import TokenLimit
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(5 * START_S)]
 
 LEASES = LeaseSettings(lease_s=60.0, holder_s=48.0, recovery_s=60.5)
 """A busy machine may take its time on the way back to the first router."""
@@ -71,7 +72,7 @@ async def small_fleet(path: Path, token_limit: TokenLimit) -> AsyncGenerator[Sma
         command = command_of("rolloutbus.router", settings)
         spec = ProcessSpec("router", command, path / "router.log", environment())
         (router,) = supervisor.start(spec)
-        await supervisor.wait_ready(DEADLINE_S)
+        await supervisor.wait_ready(START_S)
         to_worker.upstream = router.endpoints["backend"]
         to_client.upstream = router.endpoints["frontend"]
         worker = WorkerSettings(
@@ -85,8 +86,15 @@ async def small_fleet(path: Path, token_limit: TokenLimit) -> AsyncGenerator[Sma
         )
         command = command_of("rolloutbus.engine_worker", worker)
         supervisor.start(ProcessSpec("w0", command, path / "w0.log", environment()))
-        await supervisor.wait_ready(DEADLINE_S)
-        own = ClientSettings(name="drill", router=to_client.endpoint, lease=LEASES)
+        await supervisor.wait_ready(START_S)
+        own = ClientSettings(
+            name="drill",
+            router=to_client.endpoint,
+            lease=LEASES,
+            connect_timeout_s=DEADLINE_S,
+            control_deadline_s=DEADLINE_S,
+            overtime_s=DEADLINE_S,
+        )
         async with RolloutClient(own) as client:
             links = {"worker": to_worker, "client": to_client}
             yield Small(client, links, router.endpoints)
@@ -100,7 +108,7 @@ async def start_router(settings: RouterSettings) -> Process:
 
 async def ending_of(process: Process) -> tuple[int, str]:
     """(exit status, what it said on stderr)."""
-    async with asyncio.timeout(DEADLINE_S):
+    async with asyncio.timeout(START_S):  # it may have to start before
         _, said = await process.communicate()
     assert process.returncode is not None
     return process.returncode, said.decode()
@@ -127,7 +135,7 @@ async def test_second_router_is_told_by_whoever_strays_to_it(
     async with small_fleet(tmp_path, token_limit) as small:
         client = small.client
         with token_limit.at(HELD_AT):
-            streamed = Streamed(client, PROMPT, fake_sampling(N_TOKENS))
+            streamed = Streamed(client, PROMPT, fake_sampling(N_TOKENS), deadline_s=4 * START_S)
             await streamed.reached(1)
             before = worker_in(await client.status(), "w0")
             second = await start_router(RouterSettings(ANY_PORT, ANY_PORT, exit_with_parent=True))

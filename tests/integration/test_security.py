@@ -32,6 +32,9 @@ from tests.integration.key_directory import KeyDirectory
 from tests.integration.live_fleet import (
     DEADLINE_S,
     ENDLESS,
+    PATIENT,
+    START_S,
+    STEADY_HOST,
     Changes,
     Streamed,
     assert_fake_rollout,
@@ -39,7 +42,7 @@ from tests.integration.live_fleet import (
     status_when,
 )
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(2 * START_S)]
 
 PROMPT = [1, 2, 3]
 NEVER_S = 1.5
@@ -51,7 +54,12 @@ async def fleet(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Fleet
     """One worker and a store, with keys."""
     directory = tmp_path_factory.mktemp("keys")
     running = rolloutbus.up(
-        workers=1, engine="fake", engine_options={"step_s": 0.002}, secure=directory
+        workers=1,
+        engine="fake",
+        engine_options={"step_s": 0.005},
+        secure=directory,
+        lease=PATIENT,
+        host=STEADY_HOST,
     )
     async with running:
         yield running
@@ -69,8 +77,9 @@ async def admin(fleet: Fleet) -> AsyncIterator[RolloutClient]:
         yield client
 
 
-def settings_of(keys: KeyDirectory, fleet: Fleet, name: str, **more: float) -> ClientSettings:
-    return ClientSettings(name, fleet.address, security=keys.client_settings(name), **more)  # type: ignore[arg-type]
+def settings_of(keys: KeyDirectory, fleet: Fleet, name: str) -> ClientSettings:
+    security = keys.client_settings(name)
+    return ClientSettings(name, fleet.address, security=security, connect_timeout_s=DEADLINE_S)
 
 
 async def is_kept_out(settings: ClientSettings) -> bool:
@@ -179,7 +188,7 @@ async def test_subscriber_sees_the_fleet_and_its_streams_but_generates_nothing(
     fleet: Fleet, keys: KeyDirectory, admin: RolloutClient
 ) -> None:
     keys.add("watcher", "subscriber")
-    settings = settings_of(keys, fleet, "watcher", connect_timeout_s=DEADLINE_S)
+    settings = settings_of(keys, fleet, "watcher")
     async with RolloutClient(settings) as client:
         assert (await client.status()).workers[0].name == "w0"
         with pytest.raises(Refused) as refused:
@@ -229,8 +238,8 @@ async def test_client_cannot_use_the_rid_of_another(
     fleet: Fleet, keys: KeyDirectory, admin: RolloutClient
 ) -> None:
     keys.add("dora", "client")
-    settings = settings_of(keys, fleet, "dora", connect_timeout_s=DEADLINE_S)
-    running = Streamed(admin, PROMPT, fake_sampling(ENDLESS), deadline_s=DEADLINE_S)
+    settings = settings_of(keys, fleet, "dora")
+    running = Streamed(admin, PROMPT, fake_sampling(ENDLESS), deadline_s=START_S)
     await running.reached(1)
     async with RolloutClient(settings) as client:
         with pytest.raises(Refused, match="unknown_request"):
@@ -272,9 +281,9 @@ async def test_revoked_client_is_dismissed_in_the_middle_of_its_work(
     fleet: Fleet, keys: KeyDirectory, admin: RolloutClient
 ) -> None:
     keys.add("gus", "client")
-    settings = settings_of(keys, fleet, "gus", connect_timeout_s=DEADLINE_S)
+    settings = settings_of(keys, fleet, "gus")
     async with RolloutClient(settings) as client:
-        streamed = Streamed(client, PROMPT, fake_sampling(ENDLESS), deadline_s=DEADLINE_S)
+        streamed = Streamed(client, PROMPT, fake_sampling(ENDLESS), deadline_s=START_S)
         await streamed.reached(1)
         keys.revoke("gus")
         with pytest.raises(PeerLost, match="dismissed"):
@@ -309,7 +318,7 @@ async def test_other_machines_without_keys_are_refused_in_one_line_with_status_2
         stdout=asyncio.subprocess.DEVNULL,
         stderr=asyncio.subprocess.PIPE,
     )
-    async with asyncio.timeout(DEADLINE_S):
+    async with asyncio.timeout(START_S):
         _, said = await process.communicate()
     assert process.returncode == 2, said
     assert re.fullmatch(r"error: tcp://\S+ is beyond this machine: [^\n]+\n", said.decode())

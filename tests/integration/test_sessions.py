@@ -10,12 +10,18 @@ from rolloutbus.launcher.settings import UpOptions
 from rolloutbus.trainer_adapter.client.asks import GenerateOptions, ask_of
 from rolloutbus.trainer_adapter.client.core.effects import Result
 from rolloutbus.trainer_adapter.client.session import Session
-from tests.integration.live_fleet import DEADLINE_S, assert_fake_rollout, fake_sampling, status_when
+from tests.integration.live_fleet import (
+    DEADLINE_S,
+    START_S,
+    assert_fake_rollout,
+    fake_sampling,
+    status_when,
+)
 from tests.integration.token_limit import TokenLimit
 
 pytestmark = [
     pytest.mark.integration,
-    pytest.mark.timeout(240),
+    pytest.mark.timeout(4 * START_S),
     pytest.mark.asyncio(loop_scope="module"),
 ]
 
@@ -60,7 +66,7 @@ class Order:
 
 
 async def take_turn(session: Session, prompt: list[int]) -> Rollout:
-    rollout = await session.generate(prompt, fake_sampling(N_TOKENS), deadline_s=DEADLINE_S)
+    rollout = await session.generate(prompt, fake_sampling(N_TOKENS), deadline_s=START_S)
     assert_fake_rollout(prompt, rollout, N_TOKENS)
     return rollout
 
@@ -132,7 +138,9 @@ async def test_a_session_is_where_it_was_after_the_router_was_killed(
     async with client.session("survivor", lease_s=600.0) as session:
         home = (await take_turn(session, [4, 5])).worker
         fleet.kill_router()
-        await status_when(client, lambda s: s.instance != before and s.sessions == {home: 1})
+        await status_when(
+            client, lambda s: s.instance != before and s.sessions == {home: 1}, START_S
+        )
         await session.renew()
         rollout = await take_turn(session, [4, 5, 6])
         assert (rollout.worker, session.worker, session.n_moved) == (home, home, 0)
@@ -142,6 +150,8 @@ async def test_a_killed_worker_moves_its_session_exactly_once_and_says_so(
     fleet: Fleet, client: RolloutClient
 ) -> None:
     n_moved = client.connection.counters.sessions_moved
+    # After a test that killed the router: an heir is there only when both are back.
+    await status_when(client, lambda s: len(s.workers) == N_WORKERS and not s.recovering, START_S)
     async with client.session("unlucky", lease_s=600.0) as session:
         home = (await take_turn(session, [8, 9])).worker
         fleet.kill(home)
@@ -153,6 +163,6 @@ async def test_a_killed_worker_moves_its_session_exactly_once_and_says_so(
         assert move is not None
         assert (move.from_worker, move.to_worker, move.reason) == (home, heir, "lost")
         assert session.n_moved == 1
-        await status_when(client, lambda s: len(s.workers) == N_WORKERS)
+        await status_when(client, lambda s: len(s.workers) == N_WORKERS, START_S)
         assert (await take_turn(session, [8, 9, 10])).worker == heir
     assert client.connection.counters.sessions_moved - n_moved == 1

@@ -7,11 +7,11 @@ import pytest
 import pytest_asyncio
 
 from rolloutbus.bus.actor.process import ActorExit
-from tests.integration.hosts import CLI, Host, hosts
+from tests.integration.hosts import CLI, START_S, Host, hosts
 
 pytestmark = [
     pytest.mark.integration,
-    pytest.mark.timeout(240),
+    pytest.mark.timeout(3 * START_S),
     pytest.mark.asyncio(loop_scope="module"),
 ]
 

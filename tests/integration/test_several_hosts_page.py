@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from rolloutbus.examples.tiny_model import build_tiny_model
-from tests.integration.hosts import Host, ended, hosts
+from tests.integration.hosts import START_S, Host, ended, hosts
 from tests.page_snippets import Snippet, snippets_of
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(8 * START_S)]
 
 PAGE = "docs/several_hosts.md"
 N_HOSTS, N_COMMANDS = 2, 6
@@ -27,8 +27,10 @@ PROGRAM = "import asyncio, rolloutbus\nasync def main():\n{}\nasyncio.run(main()
 
 STREAM = """
     sampling = rolloutbus.SamplingParams(max_new_tokens=64, ignore_eos=True)
-    deltas = client.stream([1, 4, 2], sampling, worker="host-b", deadline_s=60.0)
-    n_deltas = len([delta async for delta in deltas])
+    n_deltas = 0
+    while n_deltas < 2:  # a subscription takes effect some time after it is made
+        deltas = client.stream([1, 4, 2], sampling, worker="host-b", deadline_s=60.0)
+        n_deltas = len([delta async for delta in deltas])
     streams = {each.name: each.stream for each in client.connection.members}
     print(streams["host-b"], n_deltas)
 """

@@ -358,7 +358,12 @@ async def in_thread(work: Callable[[], T], stop: Callable[[], None]) -> T:
 
     A thread that went on alone would write into what is another version's by then.
     """
-    working = asyncio.ensure_future(asyncio.to_thread(work))
+    given = [work]
+
+    def worked() -> T:
+        return given.pop()()  # the thread keeps hold of what it is given, even when it has ended
+
+    working = asyncio.ensure_future(asyncio.to_thread(worked))
     try:
         return await asyncio.shield(working)
     except asyncio.CancelledError:
