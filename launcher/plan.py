@@ -325,6 +325,7 @@ class FleetPlan:
             directory=str(ledger),
             bulk=bulk or self._member_endpoint("bulk"),
             disk=self._weights_dir,
+            lease=self._settings.lease,
             security=self._security(STORE),
             exit_with_parent=True,
         )

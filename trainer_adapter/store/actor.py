@@ -15,7 +15,6 @@ from rolloutbus.bus.membership.deliveries import Execute, Heed, LetIn, MemberEff
 from rolloutbus.bus.security.principals import BULK_KINDS_OF, Principal
 from rolloutbus.bus.security.zmq_curve import dialer_of
 from rolloutbus.bus.security.zmq_guard import Doorway, guard_of
-from rolloutbus.bus.settings import LeaseSettings
 from rolloutbus.bus.transport.endpoints import advertised, router_addresses
 from rolloutbus.bus.transport.interfaces import facing
 from rolloutbus.bus.transport.ports import LAST_WORDS_MS, Patience
@@ -63,7 +62,7 @@ class StoreActor:
         self._vitals = Vitals()
         self._member = MemberCore(
             identity,
-            LeaseSettings(),
+            settings.lease,
             random.SystemRandom(),
             lambda: self._vitals,
             intent=contents.table.intent,

@@ -3,6 +3,7 @@
 import msgspec
 
 from rolloutbus.bus.security.keys import SecuritySettings
+from rolloutbus.bus.settings import LeaseSettings
 from rolloutbus.bus.transport.endpoints import (
     check_advertised,
     require_bindable,
@@ -38,6 +39,7 @@ class StoreSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     disk: str = ""
     """Directory below which every sealed version is also written as files, made if missing; a
     store that finds its shared memory empty reads the last committed one back. Empty: none."""
+    lease: LeaseSettings = LeaseSettings()
     security: SecuritySettings | None = None
     """Keys; without an allow-list of its own the router hands one over. None: this machine only,
     without keys."""
