@@ -19,7 +19,7 @@ from rolloutbus.bus.wire.codec import pack, topic_of, unpack
 from rolloutbus.bus.wire.entry import Entry, Peer, Placement
 from rolloutbus.bus.wire.messages.generation import Generate, SamplingParams
 from rolloutbus.bus.wire.messages.membership import Heartbeat, Hello, Lease, Welcome
-from tests.integration.live_fleet import Changes
+from tests.integration.live_fleet import START_S, Changes
 
 CLIENT = "client"
 
@@ -71,7 +71,8 @@ class ScriptedRouter:
         return found[0]
 
     async def joined(self) -> None:
-        await self.until(lambda: self.peer is not None and self.said("beat"))
+        """Wait until the worker has, which starts meanwhile."""
+        await self._changes.until(lambda: self.peer is not None and self.said("beat"), START_S)
 
     async def subscribed(self) -> None:
         """Wait until what the worker publishes comes here; it takes effect some time after."""
