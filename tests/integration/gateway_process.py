@@ -6,13 +6,13 @@ import signal
 import sys
 from asyncio.subprocess import PIPE
 from collections.abc import AsyncGenerator, Mapping
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, closing
 from dataclasses import dataclass
 from tempfile import TemporaryFile
 from typing import IO, Any
 
 from rolloutbus.launcher.plan import environment
-from tests.integration.live_fleet import DEADLINE_S, serves_at
+from tests.integration.live_fleet import DEADLINE_S, START_S, serves_at
 
 Json = dict[str, Any]
 
@@ -70,25 +70,29 @@ class Gateway:
         body: Json | bytes = b"",
         headers: Mapping[str, str] | None = None,
     ) -> Reply:
-        """The whole answer."""
+        """The whole answer; it may take the start of a process."""
         sent = body if isinstance(body, bytes) else json.dumps(body).encode()
-        async with asyncio.timeout(DEADLINE_S):
+        async with asyncio.timeout(START_S):
             reader, writer = await self.open(method, path, sent, headers=headers)
-            head = (await reader.readuntil(b"\r\n\r\n")).decode().splitlines()
-            pairs = (line.partition(":") for line in head[1:] if line)
-            headers = {name.lower(): value.strip() for name, _, value in pairs}
-            if headers.get("transfer-encoding") == "chunked":
-                content = b"".join([piece async for piece in _chunks(reader)])
-            else:
-                content = await reader.read()
-            writer.close()
-        return Reply(int(head[0].split()[1]), headers, content)
+            with closing(writer):
+                return await _reply(reader)
 
     async def end(self) -> int:
         """Ctrl-C; its exit status."""
         self.process.send_signal(signal.SIGINT)
         async with asyncio.timeout(DEADLINE_S):
             return await self.process.wait()
+
+
+async def _reply(reader: asyncio.StreamReader) -> Reply:
+    head = (await reader.readuntil(b"\r\n\r\n")).decode().splitlines()
+    pairs = (line.partition(":") for line in head[1:] if line)
+    headers = {name.lower(): value.strip() for name, _, value in pairs}
+    if headers.get("transfer-encoding") == "chunked":
+        content = b"".join([piece async for piece in _chunks(reader)])
+    else:
+        content = await reader.read()
+    return Reply(int(head[0].split()[1]), headers, content)
 
 
 async def _chunks(reader: asyncio.StreamReader) -> AsyncGenerator[bytes]:

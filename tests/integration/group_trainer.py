@@ -31,7 +31,8 @@ from torch.distributed import distributed_c10d
 from rolloutbus.bus.actor.process import die_with_parent
 
 _c10d: Any = distributed_c10d
-TIMEOUT = timedelta(seconds=60)
+TIMEOUT = timedelta(seconds=180)
+"""For the other ranks to come: processes that begin with imports."""
 
 
 Order = dict[str, Any]

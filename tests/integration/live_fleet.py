@@ -34,6 +34,10 @@ PACE_S = 0.02
 """Between two questions to the router: a status is an answer, not an event."""
 STILL_S = 0.4
 """Many engine steps: whatever has not moved for so long does not move."""
+PLAYED_ROUTER = LeaseSettings(lease_s=30.0, holder_s=24.0, recovery_s=31.0, silence_s=20.0)
+"""For an actor whose router a test plays, which answers late, and says nothing a second time."""
+QUIET_HOST = HostSettings(silent_s=30.0)
+"""Where none is to be left out of an update or a placement: its host may be too busy to speak."""
 ENDLESS = 24_000
 """Tokens of a rollout that is still under way whenever a test looks; it has to be cut."""
 FAKE_SEED = 7

@@ -8,7 +8,7 @@ import pytest
 
 from rolloutbus import RolloutClient, SamplingParams, WeightPublisher
 from rolloutbus.errors import Refused
-from tests.integration.live_fleet import DEADLINE_S, ENDLESS, Streamed
+from tests.integration.live_fleet import DEADLINE_S, ENDLESS, START_S, Streamed
 from tests.lora_adapters import Lora, assert_from
 
 PROMPT = [5, 6, 7, 8, 9]
@@ -58,8 +58,8 @@ async def a_new_version_leaves_the_others_alone(
 ) -> None:
     first = await publish(client, "swapped", swap.old)
     await publish(client, "other", swap.other)
-    on_old = Streamed(client, PROMPT, LONG, lora="swapped")
-    on_other = Streamed(client, PROMPT, LONG, lora="other")
+    on_old = Streamed(client, PROMPT, LONG, lora="swapped", deadline_s=START_S)
+    on_other = Streamed(client, PROMPT, LONG, lora="other", deadline_s=START_S)
     await on_old.reached(N_BEFORE)
     await on_other.reached(N_BEFORE)
 

@@ -23,14 +23,17 @@ from rolloutbus.trainer_adapter.client.commands import FleetRef
 from rolloutbus.trainer_adapter.client.connection import Connection
 from rolloutbus.trainer_adapter.client.core.effects import Result
 from rolloutbus.trainer_adapter.client.core.results import Delta, FleetResult
-from tests.integration.live_fleet import START_S
+from tests.integration.live_fleet import PLAYED_ROUTER, START_S
 from tests.integration.update_router import UpdateRouter
 
 ROOT = Path(__file__).resolve().parents[2]
 
 
 class StoreHarness:
-    """Stands in for the router and for a client: leases the store, passes commands on."""
+    """Stands in for the router and for a client: leases the store, passes commands on.
+
+    It answers no heartbeat while a test computes, so the store is patient.
+    """
 
     def __init__(self, run_dir: Path) -> None:
         self.run_dir = run_dir
@@ -56,7 +59,7 @@ class StoreHarness:
     async def start(self, **settings: object) -> None:
         self._leased.clear()
         whole = {"router": self.endpoint, "directory": f"{self.run_dir}/store"}
-        whole |= {"exit_with_parent": True, **settings}
+        whole |= {"lease": msgspec.to_builtins(PLAYED_ROUTER), "exit_with_parent": True, **settings}
         command = ["-m", "rolloutbus.trainer_adapter.store", "--settings-json", json.dumps(whole)]
         self._process = await asyncio.create_subprocess_exec(
             sys.executable, *command, cwd=ROOT, stdout=asyncio.subprocess.DEVNULL

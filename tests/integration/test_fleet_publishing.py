@@ -16,17 +16,22 @@ from rolloutbus.launcher.settings import UpOptions
 from rolloutbus.trainer_adapter.publisher.transfer import TransferProgress
 from rolloutbus.types import FleetStatus
 from tests.integration.killed_trainer import WEIGHTS
-from tests.integration.live_fleet import DEADLINE_S, START_S, status_when
+from tests.integration.live_fleet import DEADLINE_S, PATIENT, QUIET_HOST, START_S, status_when
 from tests.integration.store_harness import ROOT
 
 pytestmark = [
     pytest.mark.integration,
-    pytest.mark.timeout(240),
+    pytest.mark.timeout(600),
     pytest.mark.asyncio(loop_scope="module"),
 ]
 
 WORKERS = {"w0", "w1"}
-FLEET: UpOptions = {"workers": len(WORKERS), "engine": "fake"}
+FLEET: UpOptions = {
+    "workers": len(WORKERS),
+    "engine": "fake",
+    "lease": PATIENT,
+    "host": QUIET_HOST,
+}
 
 
 async def all_serve(client: RolloutClient) -> int:

@@ -18,9 +18,10 @@ import rolloutbus
 from rolloutbus import ShardedSource, SyncWeightPublisher
 from rolloutbus.examples.fsdp import N_RANKS, run_rank
 from rolloutbus.examples.tiny_model import build_tiny_model, load_tiny_model
+from tests.integration.live_fleet import PATIENT, QUIET_HOST
 from tests.integration.plain_runs import train_here
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
 
 N_STEPS = 3
 SAME = 1e-4
@@ -54,7 +55,9 @@ async def test_the_fleet_has_the_weights_that_one_process_would_have_trained(
     torch.set_num_threads(1)
     build_tiny_model(tmp_path, seed=0)
     async with (
-        rolloutbus.up(model=tmp_path, workers=2, engine_options={"threads": 1}) as fleet,
+        rolloutbus.up(
+            model=tmp_path, workers=2, engine_options={"threads": 1}, lease=PATIENT, host=QUIET_HOST
+        ) as fleet,
         rolloutbus.connect(fleet.address) as client,
     ):
         await asyncio.to_thread(spawn, run_rank, (fleet.address, tmp_path, N_STEPS), nprocs=N_RANKS)
@@ -74,7 +77,9 @@ async def test_the_fleet_has_the_weights_that_one_process_would_have_trained(
 async def test_shares_of_two_ranks_become_the_weights_of_the_fleet(tmp_path: Path) -> None:
     build_tiny_model(tmp_path, seed=0)
     async with (
-        rolloutbus.up(model=tmp_path, workers=1, engine_options={"threads": 1}) as fleet,
+        rolloutbus.up(
+            model=tmp_path, workers=1, engine_options={"threads": 1}, lease=PATIENT, host=QUIET_HOST
+        ) as fleet,
         rolloutbus.connect(fleet.address) as client,
     ):
         arguments = (fleet.address, tmp_path, tmp_path / "ranks")

@@ -21,15 +21,17 @@ from rolloutbus.trainer_adapter.client.core.settings import ClientSettings
 from rolloutbus.trainer_adapter.publisher.publisher import WeightPublisher
 from tests.integration.live_fleet import (
     DEADLINE_S,
+    PATIENT,
+    START_S,
     assert_fake_rollout,
     fake_sampling,
     serves_at,
 )
 from tests.integration.store_harness import store_harness
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
 
-FLEET: UpOptions = {"workers": 1, "engine": "fake", "store": False, "tap": True}
+FLEET: UpOptions = {"workers": 1, "engine": "fake", "store": False, "tap": True, "lease": PATIENT}
 N_TOKENS = 40
 N_BLOCKS = 64
 """Of 512 or 1024 bytes, as shells count: what a file may have, in the place of a disk."""
@@ -59,7 +61,9 @@ async def sample(client: RolloutClient, number: int) -> None:
 
 
 def settings(router: str) -> ClientSettings:
-    return ClientSettings(name="c", router=router, overtime_s=DEADLINE_S)
+    return ClientSettings(
+        name="c", router=router, overtime_s=DEADLINE_S, connect_timeout_s=DEADLINE_S
+    )
 
 
 async def test_a_full_disk_ends_the_recording_with_a_word_and_not_the_bus(tmp_path: Path) -> None:
@@ -67,7 +71,7 @@ async def test_a_full_disk_ends_the_recording_with_a_word_and_not_the_bus(tmp_pa
         recorder = await limited("record", str(tmp_path / "j"), "--address", fleet.address)
         ended = asyncio.ensure_future(recorder.communicate())
         number = 0
-        async with asyncio.timeout(DEADLINE_S):
+        async with asyncio.timeout(START_S):
             while not ended.done():  # until there is more to record than room
                 number += 1
                 await sample(client, number)
@@ -113,7 +117,7 @@ MANY = {f"layer.{number}.weight": torch.ones(1) for number in range(4_000)}
 async def test_a_store_on_a_full_disk_refuses_to_publish_and_lives_until_there_is_room(
     tmp_path: Path, full_disk: Callable[..., AbstractContextManager[None]]
 ) -> None:
-    async with store_harness(tmp_path) as harness, asyncio.timeout(2 * DEADLINE_S):
+    async with store_harness(tmp_path) as harness, asyncio.timeout(START_S):
         publisher = WeightPublisher(harness)
         assert (await publisher.publish(SMALL)).version == 1
         size_bytes = (tmp_path / "store/versions.ledger").stat().st_size

@@ -26,7 +26,7 @@ from tests.integration.reciting_model import LINES, UNDER_WAY, save_reciting_mod
 
 pytestmark = [
     pytest.mark.integration,
-    pytest.mark.timeout(240),
+    pytest.mark.timeout(600),
     pytest.mark.asyncio(loop_scope="module"),
 ]
 

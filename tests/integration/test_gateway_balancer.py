@@ -19,7 +19,7 @@ from tests.integration.live_fleet import DEADLINE_S
 
 pytestmark = [
     pytest.mark.integration,
-    pytest.mark.timeout(120),
+    pytest.mark.timeout(600),
     pytest.mark.asyncio(loop_scope="module"),
 ]
 

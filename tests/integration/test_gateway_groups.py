@@ -18,17 +18,21 @@ from safetensors.torch import save_file
 from rolloutbus import Fleet, RolloutClient, SamplingParams
 from rolloutbus.launcher.settings import UpOptions
 from tests.integration.gateway_process import Gateway, Json, Reply, gateway
-from tests.integration.live_fleet import DEADLINE_S, Streamed
+from tests.integration.live_fleet import DEADLINE_S, QUIET_HOST, START_S, Streamed
 from tests.integration.trained_model import GREEDY, Trained, greedy, tensors_of, trained
 from tests.integration.trainer_group import JOIN, LEAVE, RECEIVE, Trainer, joined, rank_0
 
 pytestmark = [
     pytest.mark.integration,
-    pytest.mark.timeout(240),
+    pytest.mark.timeout(600),
     pytest.mark.asyncio(loop_scope="module"),
 ]
 
-FLEET: UpOptions = {"workers": 2, "engine_options": {"threads": 1, "slots": 8}}
+FLEET: UpOptions = {
+    "workers": 2,
+    "engine_options": {"threads": 1, "slots": 8},
+    "host": QUIET_HOST,
+}
 LONG = SamplingParams(max_new_tokens=20_000, temperature=0, ignore_eos=True)
 CONFLICT = 409
 
@@ -77,7 +81,8 @@ async def test_buckets_become_one_version_of_all_workers(
 ) -> None:
     before = await versions(client)
     async with joined(served) as trainer:
-        running = Streamed(client, [5, 6], LONG)  # after the trainer's start, which takes seconds
+        # After the trainer's start, which takes seconds.
+        running = Streamed(client, [5, 6], LONG, deadline_s=START_S)
         await running.reached(1)
         assert (await served.ask("POST", "/pause_generation", {"mode": "in_place"})).status == 200
         assert (await served.ask("POST", "/flush_cache")).status == 200

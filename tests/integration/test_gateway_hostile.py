@@ -18,7 +18,7 @@ from tests.integration.live_fleet import DEADLINE_S, PACE_S
 
 pytestmark = [
     pytest.mark.integration,
-    pytest.mark.timeout(240),
+    pytest.mark.timeout(600),
     pytest.mark.asyncio(loop_scope="module"),
 ]
 
@@ -65,7 +65,7 @@ async def outcome(served: Gateway, sent: bytes) -> str:
         writer.write(sent)
         writer.write_eof()
         head = await reader.read(12)
-    except ConnectionError:
+    except OSError:  # ENOTCONN, where it was cut off before the end of what is sent, has no class
         head = b""
     finally:
         writer.close()

@@ -18,11 +18,11 @@ from rolloutbus.gateway.keys.http_keys import add_http_key, read_http_keys
 from tests.integration.browser import WatchedPage, chromium
 from tests.integration.gateway_process import Gateway, Json, gateway
 from tests.integration.key_directory import KeyDirectory
-from tests.integration.live_fleet import DEADLINE_S
+from tests.integration.live_fleet import DEADLINE_S, PATIENT
 
 pytestmark = [
     pytest.mark.integration,
-    pytest.mark.timeout(120),
+    pytest.mark.timeout(600),
     pytest.mark.asyncio(loop_scope="module"),
 ]
 
@@ -62,7 +62,9 @@ class Guarded:
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def fleet(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Fleet]:
     directory = tmp_path_factory.mktemp("keys")
-    async with rolloutbus.up(workers=1, engine="fake", store=False, secure=directory) as running:
+    async with rolloutbus.up(
+        workers=1, engine="fake", store=False, secure=directory, lease=PATIENT
+    ) as running:
         yield running
 
 
@@ -135,16 +137,20 @@ async def test_the_page_is_open_to_all_and_what_it_shows_is_not(guarded: Guarded
         assert (await guarded.gateway.ask("GET", path)).status in {401, 404}, path
 
 
+def is_enough(said: bytes, *, is_shown: bool) -> bool:
+    """Whether a worker and a stream are shown, or the stream would have been."""
+    if is_shown:
+        return b'"name":"w0"' in said and b'"kind":"tokens"' in said
+    return said.count(b'"kind":"frame"') >= N_FRAMES
+
+
 async def streams_on_page(guarded: Guarded, page: str, sampler: str, *, is_shown: bool) -> str:
-    """What the page of one principal is told while another one samples: until a stream is shown,
-    or long enough that it would have been."""
+    """What the page of one principal is told while another one samples, until it is enough."""
     headers = {"Authorization": f"Bearer {guarded.secrets[page]}"}
     reader, writer = await guarded.gateway.open("GET", "/live", b"", headers=headers)
     said = b""
     async with asyncio.timeout(DEADLINE_S):
-        while b'"kind":"tokens"' not in said and (
-            is_shown or said.count(b'"kind":"frame"') < N_FRAMES
-        ):
+        while not is_enough(said, is_shown=is_shown):
             assert await guarded.status("/generate", sampler, STREAMED) == 200
             said += await reader.read(1 << 16)
     writer.close()

@@ -22,7 +22,7 @@ from tests.integration.token_limit import TokenLimit
 
 pytestmark = [
     pytest.mark.integration,
-    pytest.mark.timeout(180),
+    pytest.mark.timeout(600),
     pytest.mark.asyncio(loop_scope="module"),
 ]
 
@@ -73,7 +73,7 @@ async def stream(fleet: Fleet, watched: WatchedPage) -> AsyncIterator[Streamed]:
     await watched.has("#link", "live")
     async with rolloutbus.connect(fleet.address, name=HOSTILE) as client:
         sampling = SamplingParams(max_new_tokens=ENDLESS, ignore_eos=True, sampling_seed=1)
-        running = Streamed(client, [1, 2, 3], sampling, deadline_s=4 * DEADLINE_S)
+        running = Streamed(client, [1, 2, 3], sampling, deadline_s=8 * DEADLINE_S)
         yield running
         await running.cut()
 

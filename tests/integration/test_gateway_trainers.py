@@ -21,16 +21,20 @@ from transformers import AutoModelForCausalLM
 from rolloutbus import Fleet, RolloutClient
 from rolloutbus.launcher.settings import UpOptions
 from tests.integration.gateway_process import Gateway, Json, Reply, gateway
-from tests.integration.live_fleet import status_when
+from tests.integration.live_fleet import QUIET_HOST, status_when
 from tests.integration.reciting_model import UNDER_WAY, save_reciting_model
 
 pytestmark = [
     pytest.mark.integration,
-    pytest.mark.timeout(240),
+    pytest.mark.timeout(600),
     pytest.mark.asyncio(loop_scope="module"),
 ]
 
-FLEET: UpOptions = {"workers": 2, "engine_options": {"threads": 1, "slots": 8}}
+FLEET: UpOptions = {
+    "workers": 2,
+    "engine_options": {"threads": 1, "slots": 8},
+    "host": QUIET_HOST,
+}
 PROMPT = [13, 20, 7]
 SLIME: Json = {
     "temperature": 1.0,

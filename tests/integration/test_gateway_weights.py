@@ -21,17 +21,30 @@ from rolloutbus.engine_worker.settings import WorkerSettings
 from rolloutbus.launcher.plan import environment
 from rolloutbus.launcher.settings import UpOptions
 from tests.integration.gateway_process import Gateway, Json, Reply, gateway
-from tests.integration.live_fleet import DEADLINE_S, ENDLESS, START_S, Streamed, status_when
+from tests.integration.live_fleet import (
+    DEADLINE_S,
+    ENDLESS,
+    PATIENT,
+    QUIET_HOST,
+    START_S,
+    Streamed,
+    status_when,
+)
 from tests.integration.trained_model import GREEDY, greedy, tensors_of, trained
 from tests.lora_adapters import random_lora
 
 pytestmark = [
     pytest.mark.integration,
-    pytest.mark.timeout(240),
+    pytest.mark.timeout(600),
     pytest.mark.asyncio(loop_scope="module"),
 ]
 
-FLEET: UpOptions = {"workers": 2, "engine_options": {"threads": 1, "slots": 8}}
+FLEET: UpOptions = {
+    "workers": 2,
+    "engine_options": {"threads": 1, "slots": 8},
+    "lease": PATIENT,
+    "host": QUIET_HOST,
+}
 LONG = SamplingParams(max_new_tokens=ENDLESS, temperature=0, ignore_eos=True)
 OCTETS = {"content-type": "application/octet-stream"}
 NAME = "model.embed_tokens.weight"
@@ -160,7 +173,7 @@ async def test_second_publisher_is_a_conflict(
     served: Gateway, client: RolloutClient, tiny_model: Path
 ) -> None:
     model = trained(tiny_model, 5)
-    running = Streamed(client, [5, 6], LONG)
+    running = Streamed(client, [5, 6], LONG, deadline_s=START_S)
     await running.reached(1)
     first = WeightPublisher(client).start(model, in_flight="finish_old")
     async for progress in first.changes():
@@ -312,6 +325,7 @@ async def worker_without_files(
         name="blind",
         router=fleet.backend,
         engine_options={"model": str(tiny_model), "threads": 1, "slots": 8},
+        lease=PATIENT,
     )
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "rolloutbus.engine_worker"),

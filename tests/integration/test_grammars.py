@@ -22,7 +22,7 @@ from tests.sglang.models import byte_tokenizer, save_model
 
 pytestmark = [
     pytest.mark.integration,
-    pytest.mark.timeout(240),
+    pytest.mark.timeout(600),
     pytest.mark.asyncio(loop_scope="module"),
 ]
 

@@ -15,10 +15,10 @@ from rolloutbus.bus.wire.codec import unpack
 from rolloutbus.bus.wire.messages.membership import Goodbye, Heartbeat
 from rolloutbus.engine_worker.host.link import HostLink
 from rolloutbus.engine_worker.worker.host_process import HostProcess
-from tests.integration.live_fleet import DEADLINE_S
+from tests.integration.live_fleet import DEADLINE_S, PLAYED_ROUTER
 from tests.integration.worker_bench import ScriptedRouter, generate_body, worker_process
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
 
 _LEAVES_A_CHILD = """
 import os, signal, sys
@@ -45,7 +45,10 @@ async def _busy_host(
     """A router whose worker runs a request, and the process id of its engine host."""
     engine = {"step_s": 0.01, "max_context": 2 * LONG, **options}
     host = {"wedged_s": wedged_s, "give_up_s": give_up_s}
-    async with worker_process(tmp_path, engine_options=engine, host=host) as (router, process):
+    async with worker_process(tmp_path, engine_options=engine, host=host, lease=PLAYED_ROUTER) as (
+        router,
+        process,
+    ):
         await router.joined()
         (pid,) = _children(process.pid)
         router.generate("c/1", generate_body(LONG))

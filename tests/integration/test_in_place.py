@@ -40,7 +40,7 @@ from tests.tiny_models import (
     work,
 )
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
 
 CHUNK_BYTES = 4096
 """Many for the tiny model, and few of them under way at once."""

@@ -12,17 +12,18 @@ import pytest
 import torch
 
 from rolloutbus import Rollout, RolloutClient, SamplingParams, WeightPublisher
+from rolloutbus.launcher.settings import UpOptions
 from tests.integration.conftest import REAL_ENGINES
-from tests.integration.live_fleet import DEADLINE_S
+from tests.integration.live_fleet import DEADLINE_S, QUIET_HOST
 from tests.integration.reference import Reference
 
 pytestmark = [
     pytest.mark.integration,
-    pytest.mark.timeout(240),
+    pytest.mark.timeout(600),
     pytest.mark.asyncio(loop_scope="module"),
 ]
 
-FLEET = REAL_ENGINES
+FLEET: UpOptions = {**REAL_ENGINES, "host": QUIET_HOST}
 PROMPT = [3, 10, 20, 7]
 GREEDY = SamplingParams(max_new_tokens=8, temperature=0.0, ignore_eos=True)
 EOS = 2

@@ -15,9 +15,9 @@ import rolloutbus
 from rolloutbus import RolloutClient, WeightPublisher
 from rolloutbus.bus.wire.limits import CHUNK_BYTES
 from rolloutbus.trainer_adapter.client.weight_queries import ActiveTensor
-from tests.integration.live_fleet import DEADLINE_S
+from tests.integration.live_fleet import DEADLINE_S, PATIENT, QUIET_HOST
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
 
 NAME = "model.embed_tokens.weight"
 N_VERSIONS = 4
@@ -54,7 +54,9 @@ async def test_a_tensor_is_of_one_version_while_versions_change(tmp_path: Path) 
     assert held[0].nbytes > 2 * CHUNK_BYTES
     is_over = asyncio.Event()
     async with (
-        rolloutbus.up(model=tmp_path, workers=1, engine_options={"threads": 1}) as fleet,
+        rolloutbus.up(
+            model=tmp_path, workers=1, engine_options={"threads": 1}, lease=PATIENT, host=QUIET_HOST
+        ) as fleet,
         rolloutbus.connect(fleet.address) as client,
         asyncio.TaskGroup() as tasks,
     ):

@@ -18,9 +18,9 @@ from rolloutbus.bus.wire.entry import Entry, Peer
 from rolloutbus.bus.wire.messages.membership import ClientHeartbeat
 from rolloutbus.launcher.plan import environment
 from tests.architecture.source_tree import ROOT
-from tests.integration.live_fleet import DEADLINE_S, PACE_S, STILL_S, n_held
+from tests.integration.live_fleet import DEADLINE_S, PACE_S, START_S, STILL_S, n_held
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
 
 ANY = "tcp://127.0.0.1:0"
 BEAT = Entry("client_beat", body=pack(ClientHeartbeat(1)))
@@ -58,7 +58,7 @@ async def left(linger_ms: int) -> AsyncGenerator[tuple[Process, zmq.Socket[bytes
         peer.setsockopt(zmq.LINGER, 0)
         peer.setsockopt(zmq.RCVHWM, 1)
         peer.setsockopt(zmq.RCVBUF, 65_536)
-        peer.setsockopt(zmq.RCVTIMEO, int(1000 * DEADLINE_S))
+        peer.setsockopt(zmq.RCVTIMEO, int(1000 * START_S))
         endpoint = f"tcp://127.0.0.1:{peer.bind_to_random_port('tcp://127.0.0.1')}"
         process = await asyncio.create_subprocess_exec(
             *(sys.executable, "-c", LEAVER, endpoint),

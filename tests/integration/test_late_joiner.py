@@ -17,11 +17,18 @@ from rolloutbus import Fleet, Rollout, RolloutClient, WeightPublisher
 from rolloutbus.engine_worker.settings import WorkerSettings
 from rolloutbus.launcher.plan import environment
 from rolloutbus.launcher.settings import UpOptions
-from tests.integration.live_fleet import DEADLINE_S, START_S, assert_fake_rollout, fake_sampling
+from tests.integration.live_fleet import (
+    DEADLINE_S,
+    PATIENT,
+    QUIET_HOST,
+    START_S,
+    assert_fake_rollout,
+    fake_sampling,
+)
 
 pytestmark = [
     pytest.mark.integration,
-    pytest.mark.timeout(240),
+    pytest.mark.timeout(600),
     pytest.mark.asyncio(loop_scope="module"),
 ]
 
@@ -30,7 +37,13 @@ N_TOKENS = 3
 N_UPDATES = 7
 WEIGHTS = {"embed.weight": torch.ones(8, 4), "head.weight": torch.ones(4)}
 ENGINE = {"slots": 4, "step_s": 0.005}
-FLEET: UpOptions = {"workers": 1, "engine": "fake", "engine_options": ENGINE}
+FLEET: UpOptions = {
+    "workers": 1,
+    "engine": "fake",
+    "engine_options": ENGINE,
+    "lease": PATIENT,
+    "host": QUIET_HOST,  # one that a test stops before it has to prepare is to take part, too
+}
 
 
 @asynccontextmanager
@@ -42,6 +55,7 @@ async def joining(fleet: Fleet, name: str, folder: Path) -> AsyncGenerator[None]
         stream=f"ipc://{folder}/{name}",
         engine="fake",
         engine_options=ENGINE,
+        lease=PATIENT,
     )
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "rolloutbus.engine_worker"),

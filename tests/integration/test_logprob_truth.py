@@ -8,17 +8,18 @@ import pytest
 
 from rolloutbus import Fleet, Rollout, RolloutClient, SamplingParams, WeightPublisher
 from rolloutbus.bus.wire.messages.weights import InFlight, UpdateMode
+from rolloutbus.launcher.settings import UpOptions
 from tests.integration.conftest import REAL_ENGINES
-from tests.integration.live_fleet import DEADLINE_S, ENDLESS, Streamed
+from tests.integration.live_fleet import DEADLINE_S, ENDLESS, QUIET_HOST, START_S, Streamed
 from tests.integration.reference import Reference
 
 pytestmark = [
     pytest.mark.integration,
-    pytest.mark.timeout(300),
+    pytest.mark.timeout(600),
     pytest.mark.asyncio(loop_scope="module"),
 ]
 
-FLEET = REAL_ENGINES
+FLEET: UpOptions = {**REAL_ENGINES, "host": QUIET_HOST}
 TOLERANCE = 1e-4
 N_PROMPTS, N_ROLLOUTS, N_TOKENS = 8, 50, 160
 PROMPTS = [[3 + i, 10, 20 + i, 7] for i in range(N_PROMPTS)]
@@ -140,7 +141,7 @@ async def test_logprobs_are_true_after_a_worker_was_killed(
     fleet: Fleet, client: RolloutClient, reference: Reference
 ) -> None:
     prompts = [PROMPTS[i % N_PROMPTS] for i in range(N_STREAMS)]
-    streams = [Streamed(client, prompt, LONG) for prompt in prompts]
+    streams = [Streamed(client, prompt, LONG, deadline_s=START_S) for prompt in prompts]
     for streamed in streams:
         await streamed.reached(N_BEFORE)
     victim = streams[0].worker

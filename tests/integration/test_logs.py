@@ -14,9 +14,9 @@ import pytest
 import rolloutbus
 from rolloutbus.bus.actor.process import read_notice
 from rolloutbus.launcher.plan import environment
-from tests.integration.live_fleet import DEADLINE_S
+from tests.integration.live_fleet import DEADLINE_S, PATIENT, START_S
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
 
 TRACE = "4bf92f3577b34da6a3ce929d0e0e4736"
 CALLERS_SPAN = "00f067aa0ba902b7"
@@ -44,7 +44,13 @@ async def test_lines_of_one_request_are_found_by_its_session_rid_and_trace(
     }
     options = {"max_new_tokens": 5}
     async with rolloutbus.up(
-        workers=1, engine="fake", http=0, store=False, run_dir=tmp_path / "run", keep_logs=True
+        workers=1,
+        engine="fake",
+        http=0,
+        store=False,
+        run_dir=tmp_path / "run",
+        keep_logs=True,
+        lease=PATIENT,
     ) as fleet:
         body = json.dumps({"input_ids": [1, 2, 3], "sampling_params": options}).encode()
         url = f"{fleet.http}/generate"
@@ -81,7 +87,7 @@ async def test_why_a_process_ends_is_a_line_of_json_and_still_told_to_its_parent
         stdout=PIPE,
         stderr=PIPE,
     )
-    async with asyncio.timeout(DEADLINE_S):
+    async with asyncio.timeout(START_S):
         told, log = await process.communicate()
     (line,) = map(json.loads, log.splitlines())
     assert (line["level"], line["event"], line["pid"]) == ("error", "message", process.pid)
@@ -107,7 +113,7 @@ async def test_a_failed_request_is_a_line_with_the_code(monkeypatch: pytest.Monk
         process = await asyncio.create_subprocess_exec(
             sys.executable, "-c", script, fleet.address, stderr=PIPE
         )
-        async with asyncio.timeout(DEADLINE_S):
+        async with asyncio.timeout(START_S):
             _, told = await process.communicate()
     assert process.returncode == 0, told
     line = only(

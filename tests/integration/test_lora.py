@@ -13,20 +13,21 @@ import transformers
 from rolloutbus import Fleet, RolloutClient, WeightPublisher
 from rolloutbus.bus.wire.messages.control import Adapters, ServerFacts
 from rolloutbus.errors import RequestError, SettingsError
+from rolloutbus.launcher.settings import UpOptions
 from rolloutbus.types import FleetStatus
 from tests.integration import lora_steps
 from tests.integration.conftest import REAL_ENGINES
-from tests.integration.live_fleet import DEADLINE_S, START_S, Streamed, status_when
+from tests.integration.live_fleet import DEADLINE_S, QUIET_HOST, START_S, Streamed, status_when
 from tests.integration.lora_steps import LONG, N_BEFORE, PROMPT, SAMPLING, Swap, publish
 from tests.lora_adapters import assert_from, random_lora
 
 pytestmark = [
     pytest.mark.integration,
-    pytest.mark.timeout(240),
+    pytest.mark.timeout(600),
     pytest.mark.asyncio(loop_scope="module"),
 ]
 
-FLEET = REAL_ENGINES
+FLEET: UpOptions = {**REAL_ENGINES, "host": QUIET_HOST}
 N_EACH = 6
 
 
@@ -119,7 +120,7 @@ async def test_engines_that_are_replaced_have_their_adapters_again(
 ) -> None:
     lora = random_lora(model, 51)
     version = await publish(client, "again", lora)
-    streamed = Streamed(client, PROMPT, LONG, lora=f"again@{version}", deadline_s=START_S)
+    streamed = Streamed(client, PROMPT, LONG, lora=f"again@{version}", deadline_s=2 * START_S)
     await streamed.reached(N_BEFORE)
     before = ready_epochs(await client.status())
 
@@ -162,7 +163,7 @@ async def test_a_rollout_whose_worker_dies_goes_on_with_its_adapter_elsewhere(
 ) -> None:
     lora = random_lora(model, 31)
     version = await publish(client, "survivor", lora)
-    streamed = Streamed(client, PROMPT, LONG, lora=f"survivor@{version}")
+    streamed = Streamed(client, PROMPT, LONG, lora=f"survivor@{version}", deadline_s=START_S)
     await streamed.reached(N_BEFORE)
     victim = streamed.worker
 

@@ -14,7 +14,7 @@ import torch
 
 from rolloutbus.launcher.plan import environment
 from tests.integration.gateway_process import Gateway, Json, Reply
-from tests.integration.live_fleet import DEADLINE_S
+from tests.integration.live_fleet import START_S
 
 GROUP = "weight_update_group"
 """The name of a group that says none."""
@@ -41,7 +41,7 @@ class Trainer:
 
     async def said(self) -> Json:
         assert self.process.stdout is not None
-        async with asyncio.timeout(DEADLINE_S):
+        async with asyncio.timeout(START_S):
             return json.loads(await self.process.stdout.readline())
 
     def order(self, file: Path, names: Sequence[str], **fields: object) -> None:
@@ -66,7 +66,7 @@ class Trainer:
             "dtypes": [str(each.dtype).removeprefix("torch.") for each in tensors.values()],
             "shapes": [list(each.shape) for each in tensors.values()],
             "group_name": self.group,
-            "timeout": DEADLINE_S,
+            "timeout": START_S,
         }
 
 

@@ -81,7 +81,8 @@ class ScriptedRouter:
         await self.until(lambda: any((rid, (1, 1)) in each.items for each in told()))
 
     async def joined(self) -> None:
-        await self.until(lambda: self.peer is not None and self.said("beat"))
+        """Wait until the worker has, which starts meanwhile."""
+        await self._changes.until(lambda: self.peer is not None and self.said("beat"), START_S)
 
     async def subscribed(self) -> None:
         """Wait until what the worker publishes comes here; it takes effect some time after."""

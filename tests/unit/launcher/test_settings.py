@@ -13,6 +13,7 @@ from rolloutbus.launcher.plan import FleetPlan
 from rolloutbus.launcher.run_dir import RunDirectory
 from rolloutbus.launcher.settings import FleetSettings, UpOptions, absolute_targets, engine_options
 from rolloutbus.router.settings import PairSettings, RouterSettings
+from rolloutbus.trainer_adapter.store.settings import StoreSettings
 
 
 @pytest.mark.parametrize(
@@ -218,6 +219,22 @@ def test_an_engine_may_take_as_long_to_start_as_its_fleet_waits_for_it(
     with RunDirectory(tmp_path / "run") as run_dir:
         worker = FleetPlan(settings, run_dir).worker_settings("w0", "ipc:///tmp/backend")
     assert worker.host.start_timeout_s == found_s
+
+
+def test_all_members_of_a_fleet_have_its_lease(tmp_path: Path) -> None:
+    lease = LeaseSettings(lease_s=30.0, holder_s=24.0, recovery_s=31.0)
+    settings = FleetSettings(engine="fake", lease=lease)
+    with RunDirectory(tmp_path / "run") as run_dir:
+        plan = FleetPlan(settings, run_dir)
+        plan.router()
+        plan.store("ipc:///backend")
+        plan.worker("w0", "ipc:///backend")
+        router, store, worker = (
+            (run_dir.path / f"{name}.json").read_bytes() for name in ("router", "store", "w0")
+        )
+    assert msgspec.json.decode(router, type=RouterSettings).leases == lease
+    assert msgspec.json.decode(store, type=StoreSettings).lease == lease
+    assert msgspec.json.decode(worker, type=WorkerSettings).lease == lease
 
 
 @pytest.mark.parametrize(
