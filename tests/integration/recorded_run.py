@@ -80,6 +80,8 @@ async def recorded_run(fleet: Fleet, token_limit: TokenLimit, directory: Path) -
             await client.generate([1], fake_sampling(1), deadline_s=DEADLINE_S)
         async with recorder:
             await sample_until_both_received(client, recorded, own)
+            # What it missed at first is asked for while those live who have it.
+            await recorder.caught_up(DEADLINE_S)
             with token_limit.at(N_BEFORE):
                 streams = [
                     Streamed(client, [2, 3 + i], fake_sampling(N_TOKENS), deadline_s=2 * START_S)
@@ -87,6 +89,8 @@ async def recorded_run(fleet: Fleet, token_limit: TokenLimit, directory: Path) -
                 ]
                 for each in streams:
                     await each.reached(N_BEFORE)
+                rids = {each.rid for each in streams}
+                await recorded.until(lambda: recorded.rows(rids) == own.rows(rids))
                 await _publish(client)
                 fleet.kill(VICTIM)
                 await fleet.wait_ready(START_S)
@@ -98,6 +102,7 @@ async def recorded_run(fleet: Fleet, token_limit: TokenLimit, directory: Path) -
             version = await _publish(client)
             after = [await _afterwards(client, i) for i in range(N_AFTERWARDS)]
             await sample_until_both_received(client, recorded, own)
+            await recorder.caught_up(DEADLINE_S)
         subscriber.close()
     by_rid = {each.rid: each for each in [*rollouts, *after]}
     return Recording(directory, by_rid, [each.rid for each in after], version, subscriber.messages)

@@ -5,6 +5,7 @@ import asyncio
 import pytest
 
 from rolloutbus import Fleet, Rollout, RolloutClient, SamplingParams
+from rolloutbus.bus.settings import LeaseSettings
 from rolloutbus.errors import Refused
 from rolloutbus.launcher.settings import UpOptions
 from rolloutbus.trainer_adapter.client.asks import GenerateOptions, ask_of
@@ -33,7 +34,10 @@ FLEET: UpOptions = {
     "engine": "fake",
     "engine_options": {"slots": SLOTS, "step_s": 0.001},
     "store": False,
+    "lease": LeaseSettings(lease_s=12.0, holder_s=9.6, recovery_s=12.5, silence_s=9.0),
 }
+"""A busy machine ends no lease and no connection: a session moves when its worker dies, and its
+client is told so."""
 N_TOKENS = 20
 
 
