@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import cast
 
 import msgspec
+from msgspec.structs import replace
 
 from rolloutbus.bus.actor.ref import STORE, ActorRef, Command
 from rolloutbus.bus.transport.zmq_ports import RouterPort
@@ -44,6 +45,8 @@ class StoreHarness:
         self._peer: Peer | None = None
         self._leased = asyncio.Event()
         self._endings: dict[str, asyncio.Future[Entry]] = {}
+        self._open: dict[str, Entry] = {}
+        """Commands that have no ending yet."""
         self._n_sent = 0
         self.updates = UpdateRouter(self.ref)
         self.connection = cast("Connection", self.updates)
@@ -55,6 +58,11 @@ class StoreHarness:
         assert self.hello is not None
         assert self.hello.store is not None
         return self.hello.store.bulk
+
+    @property
+    def _epoch(self) -> str:
+        assert self.hello is not None
+        return self.hello.epoch
 
     async def start(self, **settings: object) -> None:
         self._leased.clear()
@@ -114,15 +122,18 @@ class StoreHarness:
 
     async def _ask(self, kind: str, body: msgspec.Struct, deadline_s: float) -> Entry:
         assert self._peer is not None
-        assert self.hello is not None
         self._n_sent += 1
         rid = f"test/{self._n_sent}@store"
         attempt = (1, self._n_sent)
         self._endings[rid] = asyncio.get_running_loop().create_future()
-        entry = Entry(kind, rid, attempt, self.hello.epoch, body=pack(body))
+        entry = Entry(kind, rid, attempt, self._epoch, body=pack(body))
+        self._open[rid] = entry
         self._port.send(self._peer, entry)
-        async with asyncio.timeout(deadline_s):
-            ending = await self._endings[rid]
+        try:
+            async with asyncio.timeout(deadline_s):
+                ending = await self._endings[rid]
+        finally:
+            del self._open[rid]
         self._port.send(self._peer, Entry("ack", body=pack(Ack([(rid, attempt)]))))
         return ending
 
@@ -136,6 +147,9 @@ class StoreHarness:
                 case Heartbeat(seq):
                     lease = Lease(router_epoch=1, instance="test", seq=seq)
                     self._port.send(peer, Entry("lease", body=pack(lease)))
+                    # What it was told before it had this lease, or over a link that is gone.
+                    for command in self._open.values():
+                        self._port.send(peer, replace(command, epoch=self._epoch))
                     # Set by the second heartbeat: then the store has had the answer to its first.
                     if seq > 1:
                         self._leased.set()
