@@ -18,7 +18,7 @@ def main() -> None:
             socket.send(b"here")
         print(json.dumps({"ready": True}), flush=True)
         for _ in sys.stdin:
-            print(json.dumps({"message": socket.recv().decode()}), flush=True)
+            print(json.dumps({"message": socket.recv().decode().strip()}), flush=True)
 
 
 if __name__ == "__main__":
