@@ -1,5 +1,6 @@
 """What a weight plane could leave behind: segments, unfinished files, sockets, processes."""
 
+import contextlib
 import os
 import re
 from collections.abc import Iterable
@@ -46,14 +47,16 @@ def n_listening(pid: int) -> int:
 def processes_of(directory: Path) -> list[str]:
     """Command lines of living processes that were told of something in this directory."""
     wanted = os.fsencode(f"{directory}/")  # whoever only asked for this drill says less
-    found = (path.read_bytes() for path in _command_lines())
+    found = _command_lines()
     return [line.replace(b"\0", b" ").decode(errors="replace") for line in found if wanted in line]
 
 
-def _command_lines() -> Iterable[Path]:
-    for path in Path("/proc").glob("[0-9]*/cmdline"):
-        if path.parent.name != str(os.getpid()) and path.exists():
-            yield path
+def _command_lines() -> Iterable[bytes]:
+    """Of all other processes of this machine, some of which end meanwhile."""
+    for pid in {each.name for each in Path("/proc").iterdir() if each.name.isdigit()}:
+        if pid != str(os.getpid()):
+            with contextlib.suppress(OSError):
+                yield Path(f"/proc/{pid}/cmdline").read_bytes()
 
 
 def _fd_targets(pid: int) -> Iterable[str]:

@@ -2,9 +2,10 @@
 
 import asyncio
 import tempfile
-from collections.abc import Callable, Collection, Generator
+from collections.abc import Callable, Collection, Generator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TypeVar
 
 from rolloutbus.bus.actor.loop import BootClock
 from rolloutbus.bus.wire.errors import BusError
@@ -34,7 +35,7 @@ from tests.drills.weights.settings import WeightDrillSettings
 POLICY = "default"
 PACE_S = 0.02
 """Between two questions to the router: a status is an answer, not an event."""
-RECOVERY_TIMEOUT_S = 60.0
+RECOVERY_TIMEOUT_S = 180.0
 OUTCOME_TIMEOUT_S = 150.0
 MAY_WAIT = ("ready", "updating")
 """States of a worker that serves."""
@@ -65,20 +66,34 @@ async def run_weight_faults(
                 with _named(f"case {number}, {case}, seed {settings.seed}"):
                     reports.append(await drill.run(number, case))
                 on_progress(str(reports[-1]))
-            problems = drill.leftovers()
+            problems = await _lasting(drill.leftovers)
             drill.owners |= owners_in(rig.ledger)
             grown = growths(before, usages_of(rig.pids))
             problems += [f"{kind}: {each.problem}" for kind, each in grown.items() if each.problem]
             await rig.drain()
         on_progress("judging")
-        problems += [f"still runs: {each}" for each in processes_of(path)]
-        problems += [f"still in shared memory: {each}" for each in held_by(drill.owners)]
+        still_runs = await _lasting(lambda: processes_of(path))
+        problems += [f"still runs: {each}" for each in still_runs]
+        still_held = await _lasting(lambda: held_by(drill.owners))
+        problems += [f"still in shared memory: {each}" for each in still_held]
         ledger = Ledger()
         for history in rig.trainer_histories:
             ledger.add(read_publications(history))
         lives = lives_of(read_history(rig.load_history))
         problems += rig.surprises
         return report(settings, reports, judge(lives, ledger=ledger), lives.values(), problems)
+
+
+T = TypeVar("T")
+
+
+async def _lasting(look: Callable[[], Sequence[T]]) -> list[T]:
+    """What is seen and does not go by itself, as an end or a file does that is under way."""
+    clock = BootClock()
+    give_up_at = clock.now() + RECOVERY_TIMEOUT_S
+    while (seen := look()) and clock.now() < give_up_at:  # noqa: ASYNC110 - nobody tells
+        await asyncio.sleep(PACE_S)
+    return list(seen)
 
 
 class Drill:
