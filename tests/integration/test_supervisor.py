@@ -13,7 +13,7 @@ import pytest
 from rolloutbus.bus.actor.child import Child, OnNotice, OnProgress, OnReady, ProcessSpec
 from rolloutbus.bus.actor.supervisor import ProcessEvent, RestartRule, Supervisor
 from rolloutbus.bus.wire.errors import ActorStopped, DeadlineExceeded, ProcessFailed
-from tests.integration.live_fleet import DEADLINE_S, process_ends
+from tests.integration.live_fleet import DEADLINE_S, START_S, process_ends
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(240)]
 
@@ -95,7 +95,8 @@ async def test_what_dies_too_often_ends_the_body_with_one_error(spec: Spec) -> N
     pids: list[int] = []
 
     async def body() -> None:
-        async with Supervisor(RestartRule(max_deaths=2, first_s=0.001)) as supervisor:
+        rule = RestartRule(max_deaths=2, window_s=START_S, first_s=0.001)
+        async with Supervisor(rule) as supervisor:
             [other] = supervisor.start(spec("b", SERVE))
             await supervisor.wait_ready(DEADLINE_S)
             pids.append(other.pid)
@@ -218,7 +219,7 @@ async def test_ranks_end_in_the_reverse_order_of_their_start(spec: Spec, tmp_pat
     )
     async with Supervisor() as supervisor:
         for name in "abc":
-            supervisor.start(spec(name, script.replace("NAME", repr(name))))
+            supervisor.start(spec(name, script.replace("NAME", repr(name)), grace_s=DEADLINE_S))
         await supervisor.wait_ready(DEADLINE_S)
     assert (tmp_path / "order").read_text() == "cba"
 
