@@ -17,6 +17,7 @@ from rolloutbus.bus.actor.process import read_ready
 from rolloutbus.bus.settings import LeaseSettings
 from rolloutbus.bus.wire.messages.control import ServerFacts
 from rolloutbus.engine_worker.engines.fake.engine import fake_logprob, prompt_digest, token_after
+from rolloutbus.engine_worker.settings import HostSettings
 from rolloutbus.errors import RolloutCancelled
 from rolloutbus.launcher.plan import environment
 from rolloutbus.trainer_adapter.client.asks import GenerateOptions, ask_of
@@ -30,11 +31,19 @@ PACE_S = 0.02
 """Between two questions to the router: a status is an answer, not an event."""
 STILL_S = 0.4
 """Many engine steps: whatever has not moved for so long does not move."""
+PLAYED_ROUTER = LeaseSettings(lease_s=30.0, holder_s=24.0, recovery_s=31.0, silence_s=20.0)
+"""For an actor whose router a test plays, which answers late, and says nothing a second time."""
+QUIET_HOST = HostSettings(silent_s=30.0)
+"""Where none is to be left out of an update or a placement: its host may be too busy to speak."""
 ENDLESS = 24_000
 """Tokens of a rollout that is still under way whenever a test looks; it has to be cut."""
 FAKE_SEED = 7
 PATIENT = LeaseSettings(lease_s=30.0, holder_s=24.0, recovery_s=31.0)
 """Where no lease is to run out: a machine too busy for a heartbeat must not end one."""
+UNHURRIED = LeaseSettings(lease_s=12.0, holder_s=9.6, recovery_s=12.5)
+"""Where one is to run out, or a router to recover, but none because the machine is busy."""
+PATIENT_HOST = HostSettings(give_up_s=60.0, wedged_s=120.0)
+"""Where a test stops an engine host that is not to be given up, however long that takes."""
 
 Found = TypeVar("Found")
 
@@ -49,9 +58,9 @@ class Changes:
         """Let each waiting task check its condition."""
         self._event.set()
 
-    async def until(self, look: Callable[[], Found]) -> Found:
+    async def until(self, look: Callable[[], Found], deadline_s: float = DEADLINE_S) -> Found:
         """Wait until a look, now or at any news, finds something; what that is."""
-        async with asyncio.timeout(DEADLINE_S):
+        async with asyncio.timeout(deadline_s):
             while not (found := look()):
                 self._event.clear()
                 await self._event.wait()
