@@ -18,12 +18,12 @@ import rolloutbus
 from rolloutbus import Fleet, RolloutClient, SamplingParams, WeightPublisher
 from rolloutbus.errors import Refused, SettingsError
 from rolloutbus.trainer_adapter.publisher.checkpoint import INDEX
-from tests.integration.live_fleet import DEADLINE_S, START_S, status_when, worker_in
+from tests.integration.live_fleet import DEADLINE_S, START_S, UNHURRIED, status_when, worker_in
 from tests.integration.reference import Reference
 
 pytestmark = [
     pytest.mark.integration,
-    pytest.mark.timeout(240),
+    pytest.mark.timeout(480),
     pytest.mark.asyncio(loop_scope="module"),
 ]
 
@@ -43,7 +43,9 @@ def bare(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def fleet(bare: Path) -> AsyncIterator[Fleet]:
     options = {"threads": 1, "load_format": "dummy"}
-    async with rolloutbus.up(model=bare, workers=2, engine_options=options) as running:
+    async with rolloutbus.up(
+        model=bare, workers=2, engine_options=options, lease=UNHURRIED
+    ) as running:
         yield running
 
 

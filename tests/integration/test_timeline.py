@@ -24,6 +24,8 @@ from tests.integration.killed_trainer import WEIGHTS
 from tests.integration.live_fleet import (
     DEADLINE_S,
     ENDLESS,
+    START_S,
+    UNHURRIED,
     Streamed,
     fake_sampling,
     status_when,
@@ -32,7 +34,7 @@ from tests.integration.token_limit import TokenLimit
 
 pytestmark = [
     pytest.mark.integration,
-    pytest.mark.timeout(240),
+    pytest.mark.timeout(480),
     pytest.mark.asyncio(loop_scope="module"),
 ]
 
@@ -64,10 +66,11 @@ async def run(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Run]:
         "engine": "fake",
         "engine_options": {"slots": 8, "step_s": 0.005, "hold_file": str(token_limit.path)},
         "tap": True,
+        "lease": UNHURRIED,
     }
     async with rolloutbus.up(**options) as fleet:
         client_settings = ClientSettings(
-            name="trainer", router=fleet.address, overtime_s=DEADLINE_S
+            name="trainer", router=fleet.address, lease=UNHURRIED, overtime_s=DEADLINE_S
         )
         recorder = Recorder(ClientSettings(name="recorder", router=fleet.address), journal)
         async with rolloutbus.RolloutClient(client_settings) as client, recorder:
@@ -78,7 +81,7 @@ async def run(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Run]:
                     for n in range(N_PLAIN)
                 )
             )
-            endless = Streamed(client, [3], fake_sampling(ENDLESS))
+            endless = Streamed(client, [3], fake_sampling(ENDLESS), deadline_s=START_S)
             await endless.reached(20)
             published = await WeightPublisher(client).publish(
                 WEIGHTS, require="all", in_flight="keep", deadline_s=DEADLINE_S
@@ -88,14 +91,16 @@ async def run(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Run]:
             await client.resume(target="w1")
             cut = await endless.cut()
             with token_limit.at(HELD_AT):
-                long = Streamed(client, [4], fake_sampling(HELD_AT + 20))
+                long = Streamed(client, [4], fake_sampling(HELD_AT + 20), deadline_s=START_S)
                 await long.reached(HELD_AT)
                 victim = long.worker
                 await recorder.caught_up(DEADLINE_S)  # its first rows, too
                 fleet.kill(victim)
-            resumed = await long.rollout(deadline_s=2 * DEADLINE_S)
+            resumed = await long.rollout(deadline_s=START_S)
             await status_when(
-                client, lambda status: {each.name for each in status.workers} == {"w0", "w1"}
+                client,
+                lambda status: {each.name for each in status.workers} == {"w0", "w1"},
+                START_S,
             )
             await recorder.caught_up(DEADLINE_S)
         yield Run(journal, plain, published, resumed, victim, cut)
@@ -174,7 +179,7 @@ async def test_each_kind_of_file_is_made_of_it(run: Run, tmp_path: Path) -> None
             stdout=asyncio.subprocess.PIPE,
             env=environment(),
         )
-        async with asyncio.timeout(DEADLINE_S):
+        async with asyncio.timeout(START_S):  # one of them may have fonts to look for
             told, _ = await process.communicate()
         assert process.returncode == 0
         assert out.read_bytes().startswith(beginning)

@@ -10,6 +10,7 @@ from rolloutbus.launcher.settings import UpOptions
 from tests.integration.live_fleet import (
     DEADLINE_S,
     ENDLESS,
+    UNHURRIED,
     Streamed,
     assert_fake_rollout,
     fake_sampling,
@@ -18,7 +19,7 @@ from tests.integration.live_fleet import (
 
 pytestmark = [
     pytest.mark.integration,
-    pytest.mark.timeout(240),
+    pytest.mark.timeout(480),
     pytest.mark.asyncio(loop_scope="module"),
 ]
 
@@ -29,6 +30,8 @@ FLEET: UpOptions = {
     "workers": 3,
     "engine": "fake",
     "engine_options": {"slots": 8, "step_s": 0.02, "max_context": 2 * ENDLESS},
+    # The next router has to be there before a lease is over: with it, its rollouts would end.
+    "lease": UNHURRIED,
 }
 
 

@@ -12,17 +12,18 @@ import torch
 
 from rolloutbus import Fleet, RolloutClient, SamplingParams, WeightPublisher
 from rolloutbus.bus.wire.errors import EngineFailed, RequestError
+from rolloutbus.launcher.settings import UpOptions
 from rolloutbus.trainer_adapter.publisher.transfer import Published
 from rolloutbus.types import FleetStatus
-from tests.integration.live_fleet import DEADLINE_S, status_when
+from tests.integration.live_fleet import DEADLINE_S, START_S, UNHURRIED, status_when
 
 pytestmark = [
     pytest.mark.integration,
-    pytest.mark.timeout(240),
+    pytest.mark.timeout(480),
     pytest.mark.asyncio(loop_scope="module"),
 ]
 
-FLEET = {"workers": 2, "engine": "fake"}
+FLEET: UpOptions = {"workers": 2, "engine": "fake", "lease": UNHURRIED}
 WORKERS = ["w0", "w1"]
 PROMPT = [5, 6, 7]
 SAMPLING = SamplingParams(max_new_tokens=4, ignore_eos=True)
@@ -136,7 +137,7 @@ async def test_workers_that_were_torn_serve_nothing_until_the_next_whole_version
     assert {worker.version for worker in status.workers} == {before.version}
     assert sorted((await client.check_weights()).errors) == WORKERS
     waiting = asyncio.create_task(
-        client.generate(PROMPT, SAMPLING, versions="any", deadline_s=DEADLINE_S)
+        client.generate(PROMPT, SAMPLING, versions="any", deadline_s=START_S)
     )
     # The router tries to mend them by itself, in vain: the version itself is bad.
     await status_when(client, lambda status: status.counters.get("catch_ups", 0) >= len(WORKERS))

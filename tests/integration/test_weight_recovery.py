@@ -23,12 +23,13 @@ from rolloutbus.types import FleetStatus
 from tests.integration.live_fleet import (
     DEADLINE_S,
     START_S,
+    UNHURRIED,
     assert_fake_rollout,
     fake_sampling,
     status_when,
 )
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(480)]
 
 WORKERS = ["w0", "w1"]
 PROMPT = [4, 5, 6]
@@ -38,7 +39,12 @@ BY_DISK: PublishOptions = {**ALL, "transport": "disk"}
 
 
 def described(weights_dir: Path) -> UpOptions:
-    return {"workers": len(WORKERS), "engine": "fake", "weights_dir": weights_dir}
+    return {
+        "workers": len(WORKERS),
+        "engine": "fake",
+        "weights_dir": weights_dir,
+        "lease": UNHURRIED,
+    }
 
 
 def weights(head: float) -> dict[str, torch.Tensor]:
@@ -110,7 +116,7 @@ async def test_a_trainers_label_outlives_the_router_and_the_store(tmp_path: Path
     ):
         publisher = WeightPublisher(client)
         early = asyncio.create_task(
-            other.generate(PROMPT, fake_sampling(5), versions="min-tag:200", deadline_s=DEADLINE_S)
+            other.generate(PROMPT, fake_sampling(5), versions="min-tag:200", deadline_s=START_S)
         )
         await publisher.publish(weights(1.0), tag=100, require="all")
         rollout = await other.generate(
@@ -133,7 +139,7 @@ async def test_a_real_model_takes_what_a_step_changed(tiny_model: Path, seed: in
     chance = torch.Generator().manual_seed(seed)
     tensors = load_file(tiny_model / "model.safetensors")
     async with (
-        rolloutbus.up(model=tiny_model, workers=1) as fleet,
+        rolloutbus.up(model=tiny_model, workers=1, lease=UNHURRIED) as fleet,
         rolloutbus.connect(fleet.address) as client,
     ):
         publisher = WeightPublisher(client)
@@ -153,7 +159,7 @@ async def test_zeros_that_are_meant_are_published_restored_and_caught_up_to(
     tensors = load_file(tiny_model / "model.safetensors")
     zeroed = min(name for name in tensors if "layernorm" in name)
     async with (
-        rolloutbus.up(model=tiny_model, workers=1) as fleet,
+        rolloutbus.up(model=tiny_model, workers=1, lease=UNHURRIED) as fleet,
         rolloutbus.connect(fleet.address) as client,
     ):
         publisher = WeightPublisher(client)

@@ -17,9 +17,10 @@ from rolloutbus.bus.transport.zmq_ports import RouterPort
 from rolloutbus.bus.transport.zmq_topics import SubPort
 from rolloutbus.bus.wire.codec import pack, topic_of, unpack
 from rolloutbus.bus.wire.entry import Entry, Peer, Placement
+from rolloutbus.bus.wire.messages.endings import Accepted
 from rolloutbus.bus.wire.messages.generation import Generate, SamplingParams
 from rolloutbus.bus.wire.messages.membership import Heartbeat, Hello, Lease, Welcome
-from tests.integration.live_fleet import Changes
+from tests.integration.live_fleet import PLAYED_ROUTER, START_S, Changes
 
 CLIENT = "client"
 
@@ -41,7 +42,6 @@ class ScriptedRouter:
         self.peer: Peer | None = None
         self.hello: Hello | None = None
         self.epoch = ""
-        self.is_silent = False
         self._changes = Changes()
         self._sub = SubPort(self._streamed, [CLIENT])
 
@@ -61,7 +61,7 @@ class ScriptedRouter:
         return [e for e in self.entries if e.kind == kind and rid in (None, e.rid)]
 
     async def until(self, condition: Callable[[], Found]) -> Found:
-        return await self._changes.until(condition)
+        return await self._changes.until(condition, START_S)  # a process may have to start first
 
     async def ending(self, rid: str) -> Entry:
         kinds = {"finished", "failed", "cancelled", "expired", "refused"}
@@ -69,6 +69,16 @@ class ScriptedRouter:
             lambda: [e for e in self.entries if e.rid == rid and e.kind in kinds]
         )
         return found[0]
+
+    async def accepted(self, rid: str) -> None:
+        """Wait until the worker has taken this request."""
+
+        def told() -> list[Accepted]:
+            return [
+                each for each in map(unpack, self.said("accepted")) if isinstance(each, Accepted)
+            ]
+
+        await self.until(lambda: any((rid, (1, 1)) in each.items for each in told()))
 
     async def joined(self) -> None:
         await self.until(lambda: self.peer is not None and self.said("beat"))
@@ -92,7 +102,7 @@ class ScriptedRouter:
                     self._sub.connect(hello.worker.stream)
                 self.hello, self.peer, self.epoch = hello, peer, hello.epoch
                 self.port.send(peer, Entry("welcome", body=pack(Welcome(1, "r", 1, []))))
-            elif entry.kind == "beat" and not self.is_silent:
+            elif entry.kind == "beat":
                 heartbeat = unpack(entry)
                 assert isinstance(heartbeat, Heartbeat)
                 self.port.send(peer, Entry("lease", body=pack(Lease(1, "r", heartbeat.seq))))
@@ -116,6 +126,7 @@ async def worker_process(
         "router": endpoint,
         "stream": f"ipc://{tmp_path}/stream",
         "engine": "fake",
+        "lease": PLAYED_ROUTER,
         **settings,
     }
     process = await asyncio.create_subprocess_exec(
