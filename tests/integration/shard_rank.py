@@ -27,7 +27,7 @@ from rolloutbus.bus.wire.messages.weights import Manifest, PullManifest
 from rolloutbus.trainer_adapter.publisher.publisher import WeightPublisher
 from rolloutbus.trainer_adapter.publisher.sharded import ShardedSource
 from rolloutbus.trainer_adapter.publisher.tensor_source import SourceTensor
-from tests.integration.live_fleet import DEADLINE_S
+from tests.integration.live_fleet import START_S
 from tests.integration.store_harness import StoreHarness, store_harness
 
 MIB = 1 << 20
@@ -130,7 +130,7 @@ async def publish_all(folder: Path, seed: int) -> Seen:
 async def publish_alone(harness: StoreHarness, source: ShardedSource) -> dict[str, Any]:
     """The other rank has ended meanwhile."""
     try:
-        await WeightPublisher(harness).publish(source, deadline_s=DEADLINE_S)
+        await WeightPublisher(harness).publish(source, deadline_s=START_S)
     except PeerLost as error:
         return {"error": str(error), "outcome": error.outcome}
     return {}
@@ -140,13 +140,13 @@ async def publish(harness: StoreHarness, source: ShardedSource, case: str) -> di
     publisher = WeightPublisher(harness)
     if case == "refused":
         try:
-            await publisher.publish(source, require="most", deadline_s=DEADLINE_S)
+            await publisher.publish(source, require="most", deadline_s=START_S)
         except BusError as error:
             return {"error": str(error)}
     # The first time brings in code and buffers that stay.
-    await publisher.publish(source, deadline_s=DEADLINE_S)
+    await publisher.publish(source, deadline_s=START_S)
     before = start_peak()
-    published = await publisher.publish(source, deadline_s=DEADLINE_S)
+    published = await publisher.publish(source, deadline_s=START_S)
     peak = status_bytes("VmHWM") - before - mapped_bytes(source.tensors)
     digests = await digests_of(harness, published.version)
     gathered = source.peak_bytes

@@ -26,6 +26,7 @@ from tests.integration.event_reader import EventReader
 from tests.integration.live_fleet import (
     DEADLINE_S,
     PACE_S,
+    START_S,
     Streamed,
     assert_fake_rollout,
     fake_sampling,
@@ -35,7 +36,7 @@ from tests.integration.token_limit import TokenLimit
 
 pytestmark = [
     pytest.mark.integration,
-    pytest.mark.timeout(240),
+    pytest.mark.timeout(600),
     pytest.mark.asyncio(loop_scope="module"),
 ]
 
@@ -73,8 +74,8 @@ async def test_a_reader_that_sleeps_is_told_results_and_then_tokens_again(
         slow.pause()
         rollouts: list[Rollout] = []
         with token_limit.at(N_TOKENS):
-            under_way = Streamed(client, [9], fake_sampling(2 * N_TOKENS))
-            async with asyncio.timeout(DEADLINE_S):
+            under_way = Streamed(client, [9], fake_sampling(2 * N_TOKENS), deadline_s=START_S)
+            async with asyncio.timeout(START_S):
                 while slow.subscriber.is_live:
                     rollouts += await burst(client)
             rollouts += await burst(client, client)
@@ -124,7 +125,7 @@ class Tail:
 
     async def read_until(self, is_so: Callable[[], bool]) -> None:
         """Read until it is so, judged after each line."""
-        async with asyncio.timeout(DEADLINE_S):
+        async with asyncio.timeout(START_S):
             while not is_so():
                 await self.read()
 

@@ -12,11 +12,11 @@ from rolloutbus.errors import OtherFleet, Refused
 from rolloutbus.trainer_adapter.client.client import ConnectOptions
 from tests.integration import pool_task
 from tests.integration.conftest import MAX_CONTEXT, REAL_ENGINES
-from tests.integration.live_fleet import DEADLINE_S
+from tests.integration.live_fleet import DEADLINE_S, START_S
 
 pytestmark = [
     pytest.mark.integration,
-    pytest.mark.timeout(240),
+    pytest.mark.timeout(480),
     pytest.mark.asyncio(loop_scope="module"),
 ]
 
@@ -81,7 +81,7 @@ def in_a_pool(options: ConnectOptions) -> tuple[list[Rollout], BaseException | N
     ) as pool:
         futures = [pool.submit(pool_task.sample, [1, 2, n], DEADLINE_S) for n in range(3, 9)]
         refused = pool.submit(pool_task.sample_wrongly, DEADLINE_S)
-        return [each.result(DEADLINE_S) for each in futures], refused.exception(DEADLINE_S)
+        return [each.result(START_S) for each in futures], refused.exception(START_S)
 
 
 async def test_processes_of_a_pool_make_clients_of_their_own(client: RolloutClient) -> None:

@@ -13,7 +13,7 @@ from tests.drills.weights.cases import PAIRS
 from tests.drills.weights.run import run_weight_faults
 from tests.drills.weights.settings import WeightDrillSettings
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(1200)]
 
 N_ALL, N_SAMPLED = 60, len(PAIRS)
 """Deaths: in a sample, each victim dies once in each phase."""

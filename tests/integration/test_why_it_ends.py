@@ -10,10 +10,11 @@ import pytest
 import rolloutbus
 from rolloutbus.bus.actor.process import ActorExit
 from rolloutbus.errors import DeadlineExceeded
+from tests.integration.live_fleet import DEADLINE_S
 
 pytestmark = [
     pytest.mark.integration,
-    pytest.mark.timeout(120),
+    pytest.mark.timeout(480),
     pytest.mark.usefixtures("runtime_dir"),
 ]
 
@@ -39,7 +40,7 @@ def test_a_worker_whose_name_is_taken_says_so(runtime_dir: Path) -> None:
         worker = ("worker", "--name", "w0", "--engine", "fake", "--router", backend)
         first = started(*worker)
         started(*worker)
-        _, said = first.communicate(timeout=60)
+        _, said = first.communicate(timeout=DEADLINE_S)
     assert first.returncode == ActorExit.REPLACED
     assert "error: another process has joined as w0" in said
 
