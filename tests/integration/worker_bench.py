@@ -20,7 +20,7 @@ from rolloutbus.bus.wire.entry import Entry, Peer, Placement
 from rolloutbus.bus.wire.messages.endings import Accepted
 from rolloutbus.bus.wire.messages.generation import Generate, SamplingParams
 from rolloutbus.bus.wire.messages.membership import Heartbeat, Hello, Lease, Welcome
-from tests.integration.live_fleet import PATIENT, START_S, Changes
+from tests.integration.live_fleet import PLAYED_ROUTER, START_S, Changes
 
 CLIENT = "client"
 
@@ -127,7 +127,7 @@ async def worker_process(
         "router": endpoint,
         "stream": f"ipc://{tmp_path}/stream",
         "engine": "fake",
-        "lease": PATIENT,  # the test's own loop answers heartbeats, and may be busy
+        "lease": PLAYED_ROUTER,
         **settings,
     }
     process = await asyncio.create_subprocess_exec(
