@@ -326,7 +326,6 @@ class FleetPlan:
             bulk=bulk or self._member_endpoint("bulk"),
             lease=self._settings.lease,
             disk=self._weights_dir,
-            lease=self._settings.lease,
             security=self._security(STORE),
             exit_with_parent=True,
         )

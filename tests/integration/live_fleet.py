@@ -34,10 +34,6 @@ PACE_S = 0.02
 """Between two questions to the router: a status is an answer, not an event."""
 STILL_S = 0.4
 """Many engine steps: whatever has not moved for so long does not move."""
-PLAYED_ROUTER = LeaseSettings(lease_s=30.0, holder_s=24.0, recovery_s=31.0, silence_s=20.0)
-"""For an actor whose router a test plays, which answers late, and says nothing a second time."""
-QUIET_HOST = HostSettings(silent_s=30.0)
-"""Where none is to be left out of an update or a placement: its host may be too busy to speak."""
 ENDLESS = 24_000
 """Tokens of a rollout that is still under way whenever a test looks; it has to be cut."""
 FAKE_SEED = 7
@@ -45,13 +41,14 @@ PATIENT = LeaseSettings(lease_s=30.0, holder_s=24.0, recovery_s=31.0)
 """Where no lease is to run out: a machine too busy for a heartbeat must not end one."""
 UNHURRIED = LeaseSettings(lease_s=12.0, holder_s=9.6, recovery_s=12.5)
 """Where one is to run out, or a router to recover, but none because the machine is busy."""
+PLAYED_ROUTER = LeaseSettings(lease_s=30.0, holder_s=24.0, recovery_s=31.0, silence_s=20.0)
+"""For an actor whose router a test plays, which answers late, and says nothing a second time."""
+STEADY_HOST = HostSettings(silent_s=30.0, give_up_s=60.0, wedged_s=120.0)
+"""Where no engine host is to be left out of anything, or given up, because the machine is busy."""
 PATIENT_HOST = HostSettings(give_up_s=60.0, wedged_s=120.0)
 """Where a test stops an engine host that is not to be given up, however long that takes."""
 
 Found = TypeVar("Found")
-
-STEADY_HOST = HostSettings(silent_s=30.0, give_up_s=60.0, wedged_s=120.0)
-"""Where no engine host is to be left out of anything, or given up, because the machine is busy."""
 
 
 class Changes:

@@ -16,7 +16,7 @@ from rolloutbus.launcher.settings import UpOptions
 from rolloutbus.trainer_adapter.publisher.transfer import TransferProgress
 from rolloutbus.types import FleetStatus
 from tests.integration.killed_trainer import WEIGHTS
-from tests.integration.live_fleet import DEADLINE_S, PATIENT, QUIET_HOST, START_S, status_when
+from tests.integration.live_fleet import DEADLINE_S, PATIENT, START_S, STEADY_HOST, status_when
 from tests.integration.store_harness import ROOT
 
 pytestmark = [
@@ -30,7 +30,7 @@ FLEET: UpOptions = {
     "workers": len(WORKERS),
     "engine": "fake",
     "lease": PATIENT,
-    "host": QUIET_HOST,
+    "host": STEADY_HOST,
 }
 
 

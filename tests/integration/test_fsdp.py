@@ -18,7 +18,7 @@ import rolloutbus
 from rolloutbus import ShardedSource, SyncWeightPublisher
 from rolloutbus.examples.fsdp import N_RANKS, run_rank
 from rolloutbus.examples.tiny_model import build_tiny_model, load_tiny_model
-from tests.integration.live_fleet import PATIENT, QUIET_HOST
+from tests.integration.live_fleet import PATIENT, STEADY_HOST
 from tests.integration.plain_runs import train_here
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
@@ -56,7 +56,11 @@ async def test_the_fleet_has_the_weights_that_one_process_would_have_trained(
     build_tiny_model(tmp_path, seed=0)
     async with (
         rolloutbus.up(
-            model=tmp_path, workers=2, engine_options={"threads": 1}, lease=PATIENT, host=QUIET_HOST
+            model=tmp_path,
+            workers=2,
+            engine_options={"threads": 1},
+            lease=PATIENT,
+            host=STEADY_HOST,
         ) as fleet,
         rolloutbus.connect(fleet.address) as client,
     ):
@@ -78,7 +82,11 @@ async def test_shares_of_two_ranks_become_the_weights_of_the_fleet(tmp_path: Pat
     build_tiny_model(tmp_path, seed=0)
     async with (
         rolloutbus.up(
-            model=tmp_path, workers=1, engine_options={"threads": 1}, lease=PATIENT, host=QUIET_HOST
+            model=tmp_path,
+            workers=1,
+            engine_options={"threads": 1},
+            lease=PATIENT,
+            host=STEADY_HOST,
         ) as fleet,
         rolloutbus.connect(fleet.address) as client,
     ):

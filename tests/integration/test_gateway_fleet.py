@@ -17,7 +17,7 @@ from rolloutbus import Fleet, RolloutClient, WeightPublisher
 from rolloutbus.launcher.settings import UpOptions
 from rolloutbus.types import FleetStatus
 from tests.integration.gateway_process import Gateway, Json, gateway
-from tests.integration.live_fleet import DEADLINE_S, QUIET_HOST, status_when
+from tests.integration.live_fleet import DEADLINE_S, STEADY_HOST, status_when
 from tests.integration.reciting_model import UNDER_WAY, save_reciting_model
 
 pytestmark = [
@@ -29,7 +29,7 @@ pytestmark = [
 FLEET: UpOptions = {
     "workers": 2,
     "engine_options": {"threads": 1, "slots": 8},
-    "host": QUIET_HOST,
+    "host": STEADY_HOST,
 }
 CUE = [13]
 SHORT: Json = {"max_tokens": 3, "temperature": 0, "ignore_eos": True}

@@ -18,7 +18,7 @@ from safetensors.torch import save_file
 from rolloutbus import Fleet, RolloutClient, SamplingParams
 from rolloutbus.launcher.settings import UpOptions
 from tests.integration.gateway_process import Gateway, Json, Reply, gateway
-from tests.integration.live_fleet import DEADLINE_S, QUIET_HOST, START_S, Streamed
+from tests.integration.live_fleet import DEADLINE_S, START_S, STEADY_HOST, Streamed
 from tests.integration.trained_model import GREEDY, Trained, greedy, tensors_of, trained
 from tests.integration.trainer_group import JOIN, LEAVE, RECEIVE, Trainer, joined, rank_0
 
@@ -31,7 +31,7 @@ pytestmark = [
 FLEET: UpOptions = {
     "workers": 2,
     "engine_options": {"threads": 1, "slots": 8},
-    "host": QUIET_HOST,
+    "host": STEADY_HOST,
 }
 LONG = SamplingParams(max_new_tokens=20_000, temperature=0, ignore_eos=True)
 CONFLICT = 409

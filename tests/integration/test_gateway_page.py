@@ -19,7 +19,7 @@ from safetensors.torch import load_file
 from rolloutbus import Fleet
 from rolloutbus.launcher.settings import UpOptions
 from tests.integration.gateway_process import Gateway, Json, gateway
-from tests.integration.live_fleet import DEADLINE_S, QUIET_HOST
+from tests.integration.live_fleet import DEADLINE_S, STEADY_HOST
 from tests.integration.reciting_model import LINES, save_reciting_model
 from tests.integration.trainer_group import rank_0
 
@@ -32,7 +32,7 @@ pytestmark = [
 FLEET: UpOptions = {
     "workers": 2,
     "engine_options": {"threads": 1, "slots": 8},
-    "host": QUIET_HOST,
+    "host": STEADY_HOST,
 }
 PAGE = (Path(__file__).parents[2] / "docs" / "gateway.md").read_text(encoding="utf-8")
 CURLS = re.findall(r"^curl .*$", PAGE, re.MULTILINE)

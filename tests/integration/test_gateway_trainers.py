@@ -21,7 +21,7 @@ from transformers import AutoModelForCausalLM
 from rolloutbus import Fleet, RolloutClient
 from rolloutbus.launcher.settings import UpOptions
 from tests.integration.gateway_process import Gateway, Json, Reply, gateway
-from tests.integration.live_fleet import QUIET_HOST, status_when
+from tests.integration.live_fleet import STEADY_HOST, status_when
 from tests.integration.reciting_model import UNDER_WAY, save_reciting_model
 
 pytestmark = [
@@ -33,7 +33,7 @@ pytestmark = [
 FLEET: UpOptions = {
     "workers": 2,
     "engine_options": {"threads": 1, "slots": 8},
-    "host": QUIET_HOST,
+    "host": STEADY_HOST,
 }
 PROMPT = [13, 20, 7]
 SLIME: Json = {

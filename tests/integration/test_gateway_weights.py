@@ -25,8 +25,8 @@ from tests.integration.live_fleet import (
     DEADLINE_S,
     ENDLESS,
     PATIENT,
-    QUIET_HOST,
     START_S,
+    STEADY_HOST,
     Streamed,
     status_when,
 )
@@ -43,7 +43,7 @@ FLEET: UpOptions = {
     "workers": 2,
     "engine_options": {"threads": 1, "slots": 8},
     "lease": PATIENT,
-    "host": QUIET_HOST,
+    "host": STEADY_HOST,
 }
 LONG = SamplingParams(max_new_tokens=ENDLESS, temperature=0, ignore_eos=True)
 OCTETS = {"content-type": "application/octet-stream"}

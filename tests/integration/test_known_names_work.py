@@ -14,7 +14,7 @@ import torch
 from rolloutbus import Rollout, RolloutClient, SamplingParams, WeightPublisher
 from rolloutbus.launcher.settings import UpOptions
 from tests.integration.conftest import REAL_ENGINES
-from tests.integration.live_fleet import DEADLINE_S, QUIET_HOST
+from tests.integration.live_fleet import DEADLINE_S, STEADY_HOST
 from tests.integration.reference import Reference
 
 pytestmark = [
@@ -23,7 +23,7 @@ pytestmark = [
     pytest.mark.asyncio(loop_scope="module"),
 ]
 
-FLEET: UpOptions = {**REAL_ENGINES, "host": QUIET_HOST}
+FLEET: UpOptions = {**REAL_ENGINES, "host": STEADY_HOST}
 PROMPT = [3, 10, 20, 7]
 GREEDY = SamplingParams(max_new_tokens=8, temperature=0.0, ignore_eos=True)
 EOS = 2

@@ -15,7 +15,7 @@ import rolloutbus
 from rolloutbus import RolloutClient, WeightPublisher
 from rolloutbus.bus.wire.limits import CHUNK_BYTES
 from rolloutbus.trainer_adapter.client.weight_queries import ActiveTensor
-from tests.integration.live_fleet import DEADLINE_S, PATIENT, QUIET_HOST
+from tests.integration.live_fleet import DEADLINE_S, PATIENT, STEADY_HOST
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
 
@@ -55,7 +55,11 @@ async def test_a_tensor_is_of_one_version_while_versions_change(tmp_path: Path) 
     is_over = asyncio.Event()
     async with (
         rolloutbus.up(
-            model=tmp_path, workers=1, engine_options={"threads": 1}, lease=PATIENT, host=QUIET_HOST
+            model=tmp_path,
+            workers=1,
+            engine_options={"threads": 1},
+            lease=PATIENT,
+            host=STEADY_HOST,
         ) as fleet,
         rolloutbus.connect(fleet.address) as client,
         asyncio.TaskGroup() as tasks,

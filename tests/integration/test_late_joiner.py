@@ -20,8 +20,8 @@ from rolloutbus.launcher.settings import UpOptions
 from tests.integration.live_fleet import (
     DEADLINE_S,
     PATIENT,
-    QUIET_HOST,
     START_S,
+    STEADY_HOST,
     assert_fake_rollout,
     fake_sampling,
 )
@@ -42,7 +42,7 @@ FLEET: UpOptions = {
     "engine": "fake",
     "engine_options": ENGINE,
     "lease": PATIENT,
-    "host": QUIET_HOST,  # one that a test stops before it has to prepare is to take part, too
+    "host": STEADY_HOST,  # one that a test stops before it has to prepare is to take part, too
 }
 
 

@@ -10,7 +10,7 @@ from rolloutbus import Fleet, Rollout, RolloutClient, SamplingParams, WeightPubl
 from rolloutbus.bus.wire.messages.weights import InFlight, UpdateMode
 from rolloutbus.launcher.settings import UpOptions
 from tests.integration.conftest import REAL_ENGINES
-from tests.integration.live_fleet import DEADLINE_S, ENDLESS, QUIET_HOST, START_S, Streamed
+from tests.integration.live_fleet import DEADLINE_S, ENDLESS, START_S, STEADY_HOST, Streamed
 from tests.integration.reference import Reference
 
 pytestmark = [
@@ -19,7 +19,7 @@ pytestmark = [
     pytest.mark.asyncio(loop_scope="module"),
 ]
 
-FLEET: UpOptions = {**REAL_ENGINES, "host": QUIET_HOST}
+FLEET: UpOptions = {**REAL_ENGINES, "host": STEADY_HOST}
 TOLERANCE = 1e-4
 N_PROMPTS, N_ROLLOUTS, N_TOKENS = 8, 50, 160
 PROMPTS = [[3 + i, 10, 20 + i, 7] for i in range(N_PROMPTS)]

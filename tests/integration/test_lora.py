@@ -17,7 +17,7 @@ from rolloutbus.launcher.settings import UpOptions
 from rolloutbus.types import FleetStatus
 from tests.integration import lora_steps
 from tests.integration.conftest import REAL_ENGINES
-from tests.integration.live_fleet import DEADLINE_S, QUIET_HOST, START_S, Streamed, status_when
+from tests.integration.live_fleet import DEADLINE_S, START_S, STEADY_HOST, Streamed, status_when
 from tests.integration.lora_steps import LONG, N_BEFORE, PROMPT, SAMPLING, Swap, publish
 from tests.lora_adapters import assert_from, random_lora
 
@@ -27,7 +27,7 @@ pytestmark = [
     pytest.mark.asyncio(loop_scope="module"),
 ]
 
-FLEET: UpOptions = {**REAL_ENGINES, "host": QUIET_HOST}
+FLEET: UpOptions = {**REAL_ENGINES, "host": STEADY_HOST}
 N_EACH = 6
 
 

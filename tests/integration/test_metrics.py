@@ -18,10 +18,9 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from rolloutbus import Fleet, connect
 from rolloutbus.bus.actor.supervisor import RestartRule
-from rolloutbus.bus.settings import LeaseSettings
 from rolloutbus.launcher.settings import FleetSettings
 from tests.integration.gateway_process import Gateway, gateway
-from tests.integration.live_fleet import DEADLINE_S, PACE_S, STEADY_HOST
+from tests.integration.live_fleet import DEADLINE_S, PACE_S, STEADY_HOST, UNHURRIED
 
 pytestmark = [
     pytest.mark.integration,
@@ -31,8 +30,6 @@ pytestmark = [
 
 NEVER_S = 600.0
 """Whatever is killed stays away."""
-LEASES = LeaseSettings(lease_s=12.0, holder_s=9.6, recovery_s=12.5)
-"""One runs out when its worker is killed, and none because the machine is busy."""
 SAMPLING = {"max_new_tokens": 20, "ignore_eos": True}
 
 
@@ -55,7 +52,9 @@ class Scrape:
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def fleet() -> AsyncIterator[Fleet]:
-    settings = FleetSettings(workers=2, engine="fake", store=False, lease=LEASES, host=STEADY_HOST)
+    settings = FleetSettings(
+        workers=2, engine="fake", store=False, lease=UNHURRIED, host=STEADY_HOST
+    )
     restarts = RestartRule(first_s=NEVER_S, max_s=NEVER_S)
     async with Fleet(settings, restarts=restarts) as running:
         yield running

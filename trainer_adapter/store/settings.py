@@ -40,7 +40,6 @@ class StoreSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     disk: str = ""
     """Directory below which every sealed version is also written as files, made if missing; a
     store that finds its shared memory empty reads the last committed one back. Empty: none."""
-    lease: LeaseSettings = LeaseSettings()
     security: SecuritySettings | None = None
     """Keys; without an allow-list of its own the router hands one over. None: this machine only,
     without keys."""

@@ -187,26 +187,6 @@ def test_a_standby_over_tcp_takes_the_ports_after_those_of_the_first(tmp_path: P
     assert second.pair == PairSettings(first.frontend, is_first=False, other_backend=first.backend)
 
 
-def test_leases_of_a_fleet_are_those_of_all_its_members(tmp_path: Path) -> None:
-    lease = LeaseSettings(lease_s=30.0, holder_s=24.0, recovery_s=31.0)
-    settings = FleetSettings(engine="fake", lease=lease)
-    with RunDirectory(tmp_path / "run") as run_dir:
-        plan = FleetPlan(settings, run_dir)
-        plan.router()
-        plan.store("ipc:///backend")
-        [place] = plan.take_places(1)
-        plan.worker(place.name, "ipc:///backend")
-        written: dict[str, dict[str, object]] = {
-            name: msgspec.json.decode((run_dir.path / f"{name}.json").read_bytes())
-            for name in ("router", "store", place.name)
-        }
-    told = [
-        written["router"]["leases"],
-        *(written[name]["lease"] for name in ("store", place.name)),
-    ]
-    assert told == [msgspec.to_builtins(lease)] * 3
-
-
 @pytest.mark.parametrize(
     ("fleet_s", "host_s", "found_s"),
     [(1200.0, START_TIMEOUT_S, 1200.0), (5.0, START_TIMEOUT_S, START_TIMEOUT_S), (1200.0, 30, 30)],
