@@ -174,6 +174,13 @@ def unusable(directory: Path, error: OSError) -> SettingsError:
     return kind(f"{directory}: {error.strerror}")
 
 
+def check_closed(directory: Path) -> None:
+    """SettingsError unless only this user can look into the directory; OSError if it is away."""
+    status = directory.stat()
+    if status.st_uid != os.geteuid() or stat.S_IMODE(status.st_mode) & 0o077:
+        raise SettingsError(f"{directory} must be closed to others: chmod 700 {directory}")
+
+
 def lock(directory: Path) -> int:
     """Makes the directory if missing, and locks it: only one process may write there.
 
@@ -185,9 +192,7 @@ def lock(directory: Path) -> int:
     """
     try:
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-        status = directory.stat()
-        if status.st_uid != os.geteuid() or stat.S_IMODE(status.st_mode) & 0o077:
-            raise SettingsError(f"{directory} must be closed to others: chmod 700 {directory}")
+        check_closed(directory)
         flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
         descriptor = os.open(directory / _LOCK, flags, _MODE)
     except OSError as error:
