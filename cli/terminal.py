@@ -25,7 +25,13 @@ import uvloop
 
 from rolloutbus.bus.security.key_files import router_addresses_beside
 from rolloutbus.bus.transport.endpoints import router_addresses, without_keys
-from rolloutbus.bus.wire.errors import BusError, PeerLost, ProcessFailed, SettingsError
+from rolloutbus.bus.wire.errors import (
+    BusError,
+    PeerLost,
+    ProcessFailed,
+    Refused,
+    SettingsError,
+)
 from rolloutbus.launcher.discovery import NoFleetRuns, NoSuchFleet, find_fleet
 
 if TYPE_CHECKING:
@@ -95,7 +101,8 @@ def run(
     except SettingsError as error:
         fail(str(error), ExitStatus.USAGE)
     except BusError as error:
-        fail(str(error), ExitStatus.FAILED)
+        is_usage = isinstance(error, Refused) and error.code == "bad_request"
+        fail(str(error), ExitStatus.USAGE if is_usage else ExitStatus.FAILED)
 
 
 def print_json(value: object, enc_hook: Callable[[Any], Any] | None = None) -> None:

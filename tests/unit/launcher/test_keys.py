@@ -62,7 +62,8 @@ def test_key_is_let_in_by_file_or_by_itself_until_it_is_revoked(keys: Keys, give
     key = public if given == "the key itself" else given
     keys.run("allow", key, "--name", "ann", "--role", "trainer", "--session", "s-*")
     assert keys.allowed() == {public: "ann"}
-    assert keys.run("show") == f"{public} trainer ann: may be ann ann-*, sessions s-*"
+    shown = f"{public} trainer ann: may be ann ann-*, sessions s-*"
+    assert keys.run("show") == keys.run("show", "allow.json") == shown
     keys.run("revoke", "ann")
     assert keys.allowed() == {}
     assert "nobody has" in keys.run("revoke", "ann", status=2)
