@@ -7,8 +7,10 @@ from pathlib import Path
 
 from rolloutbus.bus.actor.resources import NO_ROOM
 from rolloutbus.bus.wire.errors import SettingsError
+from rolloutbus.launcher.plan import LEDGER
 from rolloutbus.launcher.settings import FleetSettings
-from rolloutbus.replay.journal.files import check_closed
+from rolloutbus.replay.journal.files import check_free
+from rolloutbus.trainer_adapter.store import ledger
 
 _GATEWAY_HOST = "127.0.0.1"
 
@@ -21,13 +23,15 @@ def check_preconditions(settings: FleetSettings) -> None:
     """
     if settings.http:
         _check_port(settings.http)
-    for name in ("weights_dir", "record", "journal"):
+    for name in ("weights_dir", "record", "journal", "profile_dir"):
         given = getattr(settings, name)
         if given:
             _check_directory(name, Path(given).absolute())
     for journal in filter(None, (settings.record, settings.journal)):
         if Path(journal).is_dir():
-            check_closed(Path(journal))
+            check_free(Path(journal))
+    if settings.weights_dir:
+        ledger.check_free(Path(settings.weights_dir, LEDGER))
 
 
 def _check_port(port: int) -> None:

@@ -21,8 +21,10 @@ from rolloutbus import Fleet, RolloutClient, SamplingParams
 from rolloutbus.bus.actor.supervisor import ProcessEvent, RestartRule
 from rolloutbus.errors import ActorStopped, ProcessFailed, SettingsError
 from rolloutbus.launcher.fleet import children_of
-from rolloutbus.launcher.plan import environment
+from rolloutbus.launcher.plan import LEDGER, environment
 from rolloutbus.launcher.settings import FleetSettings, Transport, UpOptions
+from rolloutbus.replay.journal.files import lock
+from rolloutbus.trainer_adapter.store.ledger import LEDGER_FILE, Ledger
 from tests.integration.live_fleet import DEADLINE_S, process_ends
 
 pytestmark = [
@@ -287,6 +289,32 @@ def test_what_cannot_be_had_is_told_before_anything_starts(
             pass
     assert events == []
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
+    assert leftovers(runtime_dir) == []
+
+
+def test_a_directory_in_use_is_told_before_anything_starts(
+    tmp_path: Path, runtime_dir: Path
+) -> None:
+    events: list[ProcessEvent] = []
+    ledger = Ledger(tmp_path / "weights" / LEDGER / LEDGER_FILE)
+    journal = lock(tmp_path / "journal")
+    described: list[tuple[UpOptions, str]] = [
+        (
+            {"engine": "fake", "weights_dir": tmp_path / "weights"},
+            "another weight store uses .*weights",
+        ),
+        (
+            {"engine": "fake", "record": tmp_path / "journal"},
+            "another recorder writes to .*journal",
+        ),
+    ]
+    for options, why in described:
+        fleet = rolloutbus.up(events.append, **options)
+        with pytest.raises(SettingsError, match=why), fleet:
+            pass
+    os.close(journal)
+    ledger.close()
+    assert events == []
     assert leftovers(runtime_dir) == []
 
 
