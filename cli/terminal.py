@@ -68,7 +68,7 @@ def checked(build: Callable[[], T]) -> T:
     """What `build` makes; ends the program with one line if a setting is wrong."""
     try:
         return build()
-    except Unreachable as error:
+    except (Unreachable, NoSuchFleet) as error:
         fail(str(error), ExitStatus.UNREACHABLE)
     except SettingsError as error:
         fail(str(error), ExitStatus.USAGE)
@@ -96,7 +96,7 @@ def run(
         if error.log:
             sys.stderr.write(f"--- the last lines of {error.name}'s log\n{error.log}\n---\n")
         fail(str(error), ExitStatus.FAILED)
-    except Unreachable as error:
+    except (Unreachable, NoSuchFleet) as error:
         fail(str(error), ExitStatus.UNREACHABLE)
     except SettingsError as error:
         fail(str(error), ExitStatus.USAGE)

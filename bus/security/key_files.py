@@ -197,13 +197,15 @@ def _secret_content(path: str | Path) -> bytes:
             raise SettingsError(f"{path} is not a regular file")
         if found.st_uid != os.geteuid():
             raise SettingsError(f"the key file {path} belongs to another user")
+        content = file.read(MAX_KEY_FILE_BYTES)
         if found.st_mode & OTHERS:
+            _pair_in(content, path)  # of what is no key, the mode is no matter
             mode = stat.S_IMODE(found.st_mode)
             raise SettingsError(
                 f"the key file {path} has mode {mode:04o}, so that others may use it: "
                 "chmod 600 it, or make a new key if others could read it"
             )
-        return file.read(MAX_KEY_FILE_BYTES)
+        return content
 
 
 def _pair_in(content: bytes, path: str | Path) -> KeyPair:
