@@ -72,6 +72,7 @@ def test_key_is_let_in_by_file_or_by_itself_until_it_is_revoked(keys: Keys, give
 def test_what_is_no_key_file_is_not_said_to_be_open_to_others(keys: Keys) -> None:
     keys.run("new", "ann")
     assert "ann.pub is no key file" in keys.run("show", "ann.pub", status=2)
+    assert ". is not a regular file" in keys.run("show", ".", status=2)
 
 
 def test_rotated_key_and_its_predecessor_are_let_in_until_the_old_one_is_revoked(
