@@ -25,7 +25,13 @@ import uvloop
 
 from rolloutbus.bus.security.key_files import router_addresses_beside
 from rolloutbus.bus.transport.endpoints import router_addresses, without_keys
-from rolloutbus.bus.wire.errors import BusError, PeerLost, ProcessFailed, SettingsError
+from rolloutbus.bus.wire.errors import (
+    BusError,
+    PeerLost,
+    ProcessFailed,
+    Refused,
+    SettingsError,
+)
 from rolloutbus.launcher.discovery import NoFleetRuns, NoSuchFleet, find_fleet
 
 if TYPE_CHECKING:
@@ -62,7 +68,7 @@ def checked(build: Callable[[], T]) -> T:
     """What `build` makes; ends the program with one line if a setting is wrong."""
     try:
         return build()
-    except Unreachable as error:
+    except (Unreachable, NoSuchFleet) as error:
         fail(str(error), ExitStatus.UNREACHABLE)
     except SettingsError as error:
         fail(str(error), ExitStatus.USAGE)
@@ -90,12 +96,13 @@ def run(
         if error.log:
             sys.stderr.write(f"--- the last lines of {error.name}'s log\n{error.log}\n---\n")
         fail(str(error), ExitStatus.FAILED)
-    except Unreachable as error:
+    except (Unreachable, NoSuchFleet) as error:
         fail(str(error), ExitStatus.UNREACHABLE)
     except SettingsError as error:
         fail(str(error), ExitStatus.USAGE)
     except BusError as error:
-        fail(str(error), ExitStatus.FAILED)
+        is_usage = isinstance(error, Refused) and error.code == "bad_request"
+        fail(str(error), ExitStatus.USAGE if is_usage else ExitStatus.FAILED)
 
 
 def print_json(value: object, enc_hook: Callable[[Any], Any] | None = None) -> None:

@@ -29,6 +29,7 @@ from rolloutbus.launcher.discovery import Registration
 from rolloutbus.launcher.engine_python import check_python
 from rolloutbus.launcher.plain_block import PlainBlock
 from rolloutbus.launcher.plan import ROUTER, STORE, FleetPlan, environment
+from rolloutbus.launcher.preconditions import check_preconditions
 from rolloutbus.launcher.run_dir import RunDirectory
 from rolloutbus.launcher.scaling import DRAIN_S, Scaling
 from rolloutbus.launcher.settings import FleetSettings, UpOptions, packages_of
@@ -138,6 +139,8 @@ class Fleet:
             ProcessFailed: a process cannot be kept running.
             DeadlineExceeded: a worker was not ready in time.
         """
+        if self._settings.launcher is None:  # else they are on the nodes of the cluster
+            await asyncio.to_thread(check_preconditions, self._settings)
         if self._settings.python and self._settings.launcher is None:
             python, packages = os.fspath(self._settings.python), packages_of(self._settings)
             await asyncio.to_thread(check_python, python, packages, environment())

@@ -236,7 +236,8 @@ class ClientCommands:
         names = sorted(each.name for each in self._context.members.workers())
         more = f", and {len(names) - MAX_TOLD} more" if len(names) > MAX_TOLD else ""
         there = f"there are {', '.join(names[:MAX_TOLD])}{more}" if names else "there is no worker"
-        return refusal("unknown_worker", f"no {route[:80]!r} is connected; {there}", "route")
+        name = route.removeprefix("worker:")[:80]
+        return refusal("unknown_worker", f"no worker {name!r} is connected; {there}", "route")
 
     def _waits_for_store(self, entry: Entry) -> bool:
         is_for_it = entry.route == "store" and COMMANDS[entry.kind].target == "store"

@@ -191,19 +191,23 @@ def _secret_content(path: str | Path) -> bytes:
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError as error:
         raise SettingsError(f"cannot read the key file {path}: {error.strerror}") from error
-    with open(descriptor, "rb") as file:  # noqa: PTH123 - a descriptor, not a path
+    try:
         found = os.fstat(descriptor)
         if not stat.S_ISREG(found.st_mode):
             raise SettingsError(f"{path} is not a regular file")
         if found.st_uid != os.geteuid():
             raise SettingsError(f"the key file {path} belongs to another user")
-        if found.st_mode & OTHERS:
-            mode = stat.S_IMODE(found.st_mode)
-            raise SettingsError(
-                f"the key file {path} has mode {mode:04o}, so that others may use it: "
-                "chmod 600 it, or make a new key if others could read it"
-            )
-        return file.read(MAX_KEY_FILE_BYTES)
+        content = os.pread(descriptor, MAX_KEY_FILE_BYTES, 0)
+    finally:
+        os.close(descriptor)
+    if found.st_mode & OTHERS:
+        _pair_in(content, path)  # of what is no key, the mode is no matter
+        mode = stat.S_IMODE(found.st_mode)
+        raise SettingsError(
+            f"the key file {path} has mode {mode:04o}, so that others may use it: "
+            "chmod 600 it, or make a new key if others could read it"
+        )
+    return content
 
 
 def _pair_in(content: bytes, path: str | Path) -> KeyPair:

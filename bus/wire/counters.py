@@ -79,6 +79,8 @@ WORKER_COUNTERS: Mapping[str, str] = {
 STORE_GAUGES: Mapping[str, str] = {
     "held_bytes": "Shared memory that the store holds for versions.",
     "held_versions": "Versions whose bytes the store holds or is being given.",
+    "unwritten_versions": "Versions that the store could not write to its directory, since it last "
+    "wrote one of their policy.",
 }
 
 WORKER_DURATIONS: Mapping[str, str] = {

@@ -26,7 +26,7 @@ from rolloutbus.launcher.discovery import model_of
 from rolloutbus.trainer_adapter.client.asks import GenerateOptions
 from rolloutbus.trainer_adapter.client.client import RolloutClient
 from rolloutbus.trainer_adapter.client.core.results import Rollout
-from rolloutbus.trainer_adapter.client.text import TokenizerFile, load_tokenizer
+from rolloutbus.trainer_adapter.client.text import TextPieces, TokenizerFile, load_tokenizer
 
 app = Verbs()
 
@@ -157,16 +157,11 @@ async def _generate(address: str, key: str, job: Job, *, is_stream: bool) -> Non
 
 
 async def _stream(client: RolloutClient, job: Job) -> None:
-    tokens: list[int] = []
-    said = ""
+    pieces = TextPieces(partial(_shown, job))
     async for delta in client.stream(job.prompt, job.sampling, **job.options):
-        tokens[delta.start :] = delta.tokens.tolist()
-        now = _shown(job, tokens)
-        is_whole = delta.finish_reason is not None or not now.endswith("\N{REPLACEMENT CHARACTER}")
-        if is_whole and len(now) > len(said):
-            sys.stdout.write(now[len(said) :])
-            sys.stdout.flush()
-            said = now
+        is_last = delta.finish_reason is not None
+        sys.stdout.write(pieces.add(delta.start, delta.tokens.tolist(), is_last=is_last))
+        sys.stdout.flush()
     sys.stdout.write("\n")
 
 

@@ -100,17 +100,20 @@ def _bus_name(name: str) -> str:
 @keys.command(epilog=example("rolloutbus keys show trainer-a.key"))
 def show(
     file: Annotated[
-        Path | None, typer.Argument(metavar="FILE", help="A key file; left out: the allow-list.")
+        Path | None,
+        typer.Argument(
+            metavar="FILE", help="A key file, or an allow-list. Default: that of --allow-list."
+        ),
     ] = None,
     allow_list: List = DEFAULT_LIST,
     as_json: AsJson = False,
 ) -> None:
     """Print a key file's public key, or the allow-list. Never prints a secret."""
-    if file is not None:
+    if file is not None and not _is_list(file):
         pair = checked(lambda: read_key_pair(file))
         print_json({"name": pair.name, "key": pair.public})
         return
-    listed = checked(lambda: read_key_list(allow_list))
+    listed = checked(lambda: read_key_list(file or allow_list))
     for each in listed.principals:
         if as_json:
             print_json(each)
@@ -127,6 +130,17 @@ def show(
             until = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(each.expires_at))
             state = f"used by {each.used_by}" if each.used_by else f"good until {until}"
             _say(f"invitation {each.key} {each.role} {each.name}: {state}")
+
+
+def _is_list(file: Path) -> bool:
+    """Whether it is an allow-list, by its fields."""
+    if not file.is_file():
+        return False
+    try:
+        msgspec.json.decode(file.read_bytes(), type=KeyList)
+    except (OSError, msgspec.DecodeError):
+        return False
+    return True
 
 
 @keys.command(epilog=example("rolloutbus keys allow trainer-a.pub --name trainer-a --role trainer"))

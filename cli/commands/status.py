@@ -26,6 +26,7 @@ from rolloutbus.cli.terminal import (
 )
 from rolloutbus.cli.verbs import Verbs
 from rolloutbus.launcher.discovery import RunningFleet, running_fleets
+from rolloutbus.trainer_adapter.client.fleet_events import NOT_WRITTEN, unwritten_versions
 
 STATE_STYLES = {"ready": "green", "updating": "cyan", "paused": "yellow", "asleep": "yellow"}
 """States in which a worker is as it should be; any other one is red."""
@@ -154,6 +155,8 @@ def _notes(found: FleetStatus) -> Iterator[Text]:
             )
             if not is_said:
                 yield Text(f"{each.name} gets no work: {sentence}", "yellow")
+    if unwritten_versions(found):
+        yield Text(f"the store {NOT_WRITTEN}", "red")
     if found.standby == "missing":
         yield Text("the router that is to stand by for this one does not show itself", "yellow")
     for name, why in sorted(found.troubled.items()):

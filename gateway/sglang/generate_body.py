@@ -2,6 +2,7 @@
 
 import base64
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from typing import Annotated, Any, Literal, cast
 
 import msgspec
@@ -15,7 +16,12 @@ from rolloutbus.gateway.problems import with_field_of
 from rolloutbus.gateway.samples import options_in
 from rolloutbus.trainer_adapter.client.asks import GenerateOptions
 from rolloutbus.trainer_adapter.client.core.results import Rollout
-from rolloutbus.trainer_adapter.client.text import Tokenizer, trimmed_stops, without_stop
+from rolloutbus.trainer_adapter.client.text import (
+    TextPieces,
+    Tokenizer,
+    trimmed_stops,
+    without_stop,
+)
 
 TokenIds = list[int]
 MAX_SAMPLES = 128
@@ -204,13 +210,16 @@ def reply_of(
     meta |= _told_of_prompt(rollout, body, prompts.tokens[row // prompts.n])
     meta |= _told_of_engine(rollout)
     reply: Json = {"output_ids": tokens, "meta_info": meta}
-    return reply if tokenizer is None else {"text": text_of(tokens, prompts, tokenizer), **reply}
-
-
-def text_of(tokens: TokenIds, prompts: Prompts, tokenizer: Tokenizer) -> str:
-    """The text of a sample as far as it is there."""
+    if tokenizer is None:
+        return reply
     text = str(tokenizer.decode(tokens, skip_special_tokens=prompts.skip_special))
-    return without_stop(text, trimmed_stops(prompts.sampling))
+    return {"text": without_stop(text, trimmed_stops(prompts.sampling)), **reply}
+
+
+def pieces_of(prompts: Prompts, tokenizer: Tokenizer) -> TextPieces:
+    """Makes the text of a sample while it grows."""
+    decode = partial(tokenizer.decode, skip_special_tokens=prompts.skip_special)
+    return TextPieces(decode, trimmed_stops(prompts.sampling))
 
 
 def by_body(error: BusError) -> BusError:

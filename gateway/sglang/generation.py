@@ -28,9 +28,9 @@ from rolloutbus.gateway.sglang.generate_body import (
     by_body,
     generate_body,
     pairs_of,
+    pieces_of,
     prompts_of,
     reply_of,
-    text_of,
 )
 from rolloutbus.gateway.sglang.labels import WeightLabels
 from rolloutbus.trainer_adapter.client.client import RolloutClient
@@ -101,6 +101,7 @@ class GenerationApi:
         """All tokens so far, again and again, as SGLang tells them; the last one is whole."""
         tokens: list[int] = []
         logprobs: list[float] = []
+        texts = None if self._tokenizer is None else pieces_of(prompts, self._tokenizer)
         self._take_names(prompts)
         stream = self._client.stream(prompts.tokens[0], prompts.sampling, **prompts.options)
         try:
@@ -111,10 +112,12 @@ class GenerationApi:
                     logprobs[delta.start :] = delta.logprobs.tolist()
                     if delta.rollout is None:
                         piece = self._piece(delta, tokens, body, prompts)
+                        if texts is not None:
+                            texts.add(delta.start, delta.tokens.tolist(), is_last=False)
                         if body.return_logprob:
                             pairs = pairs_of(np.array(logprobs), tokens)
                             piece["meta_info"]["output_token_logprobs"] = pairs
-                        yield piece
+                        yield piece if texts is None else {"text": texts.text, **piece}
                     else:
                         yield self._reply(delta.rollout, body, prompts, 0)
         except RolloutCancelled as error:
@@ -130,10 +133,7 @@ class GenerationApi:
             "completion_tokens": len(tokens),
             "weight_version": self._labels.label_of(body.policy or "default", delta.version),
         }
-        piece: Json = {"output_ids": list(tokens), "meta_info": meta}
-        if self._tokenizer is not None:
-            piece = {"text": text_of(list(tokens), prompts, self._tokenizer), **piece}
-        return piece
+        return {"output_ids": list(tokens), "meta_info": meta}
 
     def _reply(self, rollout: Rollout, body: GenerateBody, prompts: Prompts, row: int) -> Json:
         reply = reply_of(rollout, body, prompts, self._tokenizer, row)

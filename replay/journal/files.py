@@ -174,6 +174,22 @@ def unusable(directory: Path, error: OSError) -> SettingsError:
     return kind(f"{directory}: {error.strerror}")
 
 
+def check_free(directory: Path) -> None:
+    """SettingsError unless this user's next recorder could write in it; nothing new is left there.
+
+    OSError: it is not there.
+    """
+    _check_closed(directory)
+    if (directory / _LOCK).exists():
+        os.close(lock(directory))
+
+
+def _check_closed(directory: Path) -> None:
+    status = directory.stat()
+    if status.st_uid != os.geteuid() or stat.S_IMODE(status.st_mode) & 0o077:
+        raise SettingsError(f"{directory} must be closed to others: chmod 700 {directory}")
+
+
 def lock(directory: Path) -> int:
     """Makes the directory if missing, and locks it: only one process may write there.
 
@@ -185,9 +201,7 @@ def lock(directory: Path) -> int:
     """
     try:
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-        status = directory.stat()
-        if status.st_uid != os.geteuid() or stat.S_IMODE(status.st_mode) & 0o077:
-            raise SettingsError(f"{directory} must be closed to others: chmod 700 {directory}")
+        _check_closed(directory)
         flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
         descriptor = os.open(directory / _LOCK, flags, _MODE)
     except OSError as error:

@@ -69,8 +69,12 @@ async def test_a_worker_is_asked_for_its_facts_once(client: RolloutClient) -> No
     assert (facts.tp_size, facts.pp_size, facts.dp_size, facts.ep_size) == (1, 1, 1, 1)
     assert await client.facts() is facts
     assert await client.facts("w1") == facts
-    with pytest.raises(Refused, match="no worker 'w7' is there"):
+    with pytest.raises(Refused, match="no worker 'w7' is there; there are w0, w1") as unknown:
         await client.facts("w7")
+    assert (unknown.value.code, unknown.value.field) == ("unknown_worker", "worker")
+    with pytest.raises(Refused, match="no worker of policy 'critic' is there") as absent:
+        await client.facts(policy="critic")
+    assert absent.value.code == "not_ready"
 
 
 def in_a_pool(options: ConnectOptions) -> tuple[list[Rollout], BaseException | None]:

@@ -21,8 +21,10 @@ from rolloutbus import Fleet, RolloutClient, SamplingParams
 from rolloutbus.bus.actor.supervisor import ProcessEvent, RestartRule
 from rolloutbus.errors import ActorStopped, ProcessFailed, SettingsError
 from rolloutbus.launcher.fleet import children_of
-from rolloutbus.launcher.plan import environment
-from rolloutbus.launcher.settings import FleetSettings, Transport
+from rolloutbus.launcher.plan import LEDGER, environment
+from rolloutbus.launcher.settings import FleetSettings, Transport, UpOptions
+from rolloutbus.replay.journal.files import lock
+from rolloutbus.trainer_adapter.store.ledger import LEDGER_FILE, Ledger
 from tests.integration.live_fleet import DEADLINE_S, START_S, process_ends
 
 pytestmark = [
@@ -251,6 +253,64 @@ def test_commands_find_the_fleet_that_runs_here() -> None:
         unknown = call("pause", "--worker", "w9")
         assert (unknown.returncode, unknown.stderr.count("\n")) == (1, 1)
         assert "w9" in unknown.stderr
+        wrong = call("generate", "--prompt-ids", "1,2,3", "--versions", "foo")
+        assert (wrong.returncode, wrong.stderr.count("\n")) == (2, 1)
+        assert "'foo'" in wrong.stderr
+
+
+@pytest.mark.parametrize(
+    ("setting", "place", "why"),
+    [
+        ("weights_dir", "file/deeper", "weights_dir: .*file is not a directory"),
+        ("weights_dir", "/proc/nowhere", "weights_dir: cannot write in /proc: "),
+        ("record", "file", "record: .*file is not a directory"),
+        ("record", ".", "must be closed to others"),
+        ("journal", "file", "journal: .*file is not a directory"),
+        ("http", "", "http: cannot listen at 127.0.0.1:"),
+    ],
+)
+def test_what_cannot_be_had_is_told_before_anything_starts(
+    setting: str, place: str, why: str, tmp_path: Path, runtime_dir: Path
+) -> None:
+    events: list[ProcessEvent] = []
+    (tmp_path / "file").touch()
+    tmp_path.chmod(0o755)
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port: int = taken.getsockname()[1]
+        options: UpOptions = {"engine": "fake", "workers": 1}
+        options |= {"http": port} if setting == "http" else {setting: tmp_path / place}  # type: ignore[typeddict-item] - one of the paths
+        fleet = rolloutbus.up(events.append, **options)
+        with pytest.raises(SettingsError, match=why), fleet:
+            pass
+    assert events == []
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
+    assert leftovers(runtime_dir) == []
+
+
+def test_a_directory_in_use_is_told_before_anything_starts(
+    tmp_path: Path, runtime_dir: Path
+) -> None:
+    events: list[ProcessEvent] = []
+    ledger = Ledger(tmp_path / "weights" / LEDGER / LEDGER_FILE)
+    journal = lock(tmp_path / "journal")
+    described: list[tuple[UpOptions, str]] = [
+        (
+            {"engine": "fake", "weights_dir": tmp_path / "weights"},
+            "another weight store uses .*weights",
+        ),
+        (
+            {"engine": "fake", "record": tmp_path / "journal"},
+            "another recorder writes to .*journal",
+        ),
+    ]
+    for options, why in described:
+        fleet = rolloutbus.up(events.append, **options)
+        with pytest.raises(SettingsError, match=why), fleet:
+            pass
+    os.close(journal)
+    ledger.close()
+    assert events == []
+    assert leftovers(runtime_dir) == []
 
 
 def test_a_second_fleet_takes_nothing_over_from_the_first() -> None:

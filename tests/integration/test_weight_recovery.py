@@ -18,6 +18,7 @@ import rolloutbus
 from rolloutbus import RolloutClient, WeightPublisher
 from rolloutbus.errors import EngineFailed, Refused
 from rolloutbus.launcher.settings import UpOptions
+from rolloutbus.trainer_adapter.client.fleet_events import unwritten_versions
 from rolloutbus.trainer_adapter.publisher.transfer import Published, PublishOptions, RestoreOptions
 from rolloutbus.types import FleetStatus
 from tests.integration.live_fleet import (
@@ -106,6 +107,22 @@ async def test_the_next_fleet_begins_with_the_last_version_of_this_one(tmp_path:
         publisher = WeightPublisher(client)
         step = await publisher.publish(weights(3.0), **BY_DELTA)
         assert (step.version, by(step, "delta")) == (3, True), step.why
+
+
+async def test_a_version_that_does_not_come_into_the_directory_is_told(tmp_path: Path) -> None:
+    in_the_way = tmp_path / "default"  # of the policy's own directory
+    in_the_way.touch()
+    async with (
+        rolloutbus.up(**described(tmp_path)) as fleet,
+        rolloutbus.connect(fleet.address) as client,
+    ):
+        publisher = WeightPublisher(client)
+        await publisher.publish(weights(1.0), **ALL)
+        await status_when(client, lambda status: unwritten_versions(status) == 1)
+        in_the_way.unlink()
+        await publisher.publish(weights(2.0), **ALL)
+        await status_when(client, lambda status: unwritten_versions(status) == 0)
+        assert (in_the_way / "2").is_dir()
 
 
 async def test_a_trainers_label_outlives_the_router_and_the_store(tmp_path: Path) -> None:

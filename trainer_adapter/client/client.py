@@ -610,7 +610,8 @@ class RolloutClient:
             deadline_s: seconds from now; 0 takes the settings' control deadline.
 
         Raises:
-            Refused: code `not_ready`: no such worker is there.
+            Refused: code `unknown_worker`: no worker of that name is there; `not_ready`: none
+                of the policy is.
             SettingsError: the workers of the policy differ; it says in what.
         """
         return await self._facts.of(worker, policy, deadline_s)

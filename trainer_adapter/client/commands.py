@@ -1,12 +1,14 @@
 """Commands to the router and to workers: sent over a connection, with their answers awaited."""
 
 import time
+from collections.abc import Sequence
 from typing import ClassVar, Final, Literal, TypeVar, get_args
 
 import msgspec
+from msgspec.structs import replace
 
 from rolloutbus.bus.actor.ref import FLEET, ROUTER, ActorRef, worker
-from rolloutbus.bus.wire.errors import BusError, Refused
+from rolloutbus.bus.wire.errors import BusError, DeadlineExceeded, Refused
 from rolloutbus.bus.wire.messages import control
 from rolloutbus.bus.wire.messages.control import FleetStatus, Pause, Resume, Status
 from rolloutbus.bus.wire.messages.endings import Problem
@@ -110,7 +112,8 @@ class Commands:
             mode: `abort` stops requests, `drain` lets them end.
             check: as of `to_workers`.
         """
-        ends_at = time.monotonic() + self._deadline(deadline_s)
+        patience_s = self._deadline(deadline_s)
+        ends_at = time.monotonic() + patience_s
         before = await self.status(deadline_s)
         held = {each.name for each in before.workers if each.state == "paused"}
         targets = {each.name for each in before.workers} if target == FLEET else {target}
@@ -124,7 +127,14 @@ class Commands:
         finally:  # also of a pause that was given up: it may have come to pass
             names = targets - held if held else [target]
             results += [await self.to_workers(Resume(), each, 0.0, check=False) for each in names]
-        result = _of_second(results)
+        result = of_second(results)
+        if mode == "drain":
+            late = [
+                name
+                for name in paused.silent
+                if name in results[1].by_worker or name in results[1].silent
+            ]
+            result = undrained(result, late, patience_s)
         if check:
             _check(result, body)
         return result
@@ -152,15 +162,38 @@ def _check(result: FleetResult, body: msgspec.Struct) -> None:
     result.check()
 
 
-def _of_second(results: list[FleetResult]) -> FleetResult:
+def of_second(results: list[FleetResult]) -> FleetResult:
     """The results of the second step, or instead of them the first errors of any step.
 
-    A worker that let one step pass in silence, and refused another one, has said why.
+    A worker that let one step pass in silence, and refused another one, has said why. One that was
+    late with the first step, and did the second one, has done both.
     """
     by_worker = dict(results[1].by_worker)
-    silent: dict[str, None] = {}
+    silent = {name: None for name in results[0].silent if name not in by_worker}
     for result in reversed(results):
         by_worker.update(result.errors)
+    for result in results[1:]:
         silent.update(dict.fromkeys(result.silent))
     mute = [name for name in silent if not isinstance(by_worker.get(name), BusError)]
     return FleetResult({name: each for name, each in by_worker.items() if name not in mute}, mute)
+
+
+def undrained(result: FleetResult, late: Sequence[str], patience_s: float) -> FleetResult:
+    """The result of what followed a drain that some workers did not end in time.
+
+    Args:
+        result: it says that they refused, or were silent.
+        late: the workers.
+        patience_s: how long they had.
+    """
+    by_worker = dict(result.by_worker)
+    why = f"what runs there had not ended after {patience_s:g} s"
+    for name in late:
+        error = by_worker.get(name)
+        if name in result.silent:
+            by_worker[name] = DeadlineExceeded(f"{why}, and it has not answered since")
+        elif isinstance(error, Refused) and error.code == "busy":
+            n_running = error.problem.message.partition(";")[0]
+            message = f"{why}: {n_running}; give it a longer deadline_s, or use abort_first"
+            by_worker[name] = Refused(replace(error.problem, message=message), rid=error.rid)
+    return FleetResult(by_worker, [name for name in result.silent if name not in by_worker])

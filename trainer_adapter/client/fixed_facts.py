@@ -10,6 +10,9 @@ from rolloutbus.bus.wire.messages.endings import Problem
 from rolloutbus.bus.wire.messages.membership import Member
 from rolloutbus.trainer_adapter.client.commands import Commands
 
+MAX_TOLD = 8
+"""Names of workers in one sentence."""
+
 
 @dataclass(frozen=True, slots=True)
 class FixedFacts:
@@ -58,9 +61,7 @@ class FactsBook:
             each for each in here if (each.name == worker if worker else each.policy == policy)
         ]
         if not members:
-            who = f"no worker {worker!r}" if worker else f"no worker of policy {policy!r}"
-            problem = Problem("not_ready", f"{who} is there", "not_started", retry_after_ms=250)
-            raise Refused(problem)
+            raise Refused(_nobody(worker, policy, here))
         strange = [each for each in members if not self._knows(each)]
         if strange:
             await self._ask(strange, deadline_s)
@@ -81,6 +82,16 @@ class FactsBook:
         if not told:
             result.check()
         self._known |= told
+
+
+def _nobody(worker: str, policy: str, here: Sequence[Member]) -> Problem:
+    if not worker:
+        message = f"no worker of policy {policy[:80]!r} is there"
+        return Problem("not_ready", message, "not_started", retry_after_ms=250)
+    names = ", ".join(sorted(each.name for each in here)[:MAX_TOLD])
+    there = f"there are {names}" if names else "there is no worker"
+    message = f"no worker {worker[:80]!r} is there; {there}"
+    return Problem("unknown_worker", message, "not_started", field="worker")
 
 
 def _fixed(facts: ServerFacts) -> FixedFacts:

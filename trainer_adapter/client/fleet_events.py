@@ -54,6 +54,17 @@ class FleetEvent(msgspec.Struct, frozen=True):
     """A sentence without its subject."""
 
 
+NOT_WRITTEN = (
+    "could not write the last version to its directory: a fleet that begins there would begin with "
+    "an earlier one; the store's log says why"
+)
+
+
+def unwritten_versions(status: FleetStatus) -> int:
+    """Versions that are served and that the store could not write to its directory."""
+    return 0 if status.store is None else int(status.store.gauges.get("unwritten_versions", 0))
+
+
 def faults_of(status: FleetStatus) -> dict[str, int]:
     """The router's counters of faults that are not 0."""
     return {name: n for name in FAULTS if (n := status.counters.get(name, 0))}
@@ -83,6 +94,8 @@ def _of_router(before: FleetStatus, now: FleetStatus) -> Iterator[FleetEvent]:
         yield FleetEvent("change", "store", "is connected")
     if before.store is not None and now.store is None:
         yield FleetEvent("fault", "store", "is not connected any more")
+    if unwritten_versions(now) > unwritten_versions(before):
+        yield FleetEvent("fault", "store", NOT_WRITTEN)
 
 
 def _of_workers(before: FleetStatus, now: FleetStatus) -> Iterator[FleetEvent]:

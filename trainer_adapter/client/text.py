@@ -65,6 +65,9 @@ Decode = Callable[[list[int]], str]
 
 CUT = "\N{REPLACEMENT CHARACTER}"
 """The replacement character: a decoder returns it for an incomplete character."""
+MAX_UNREAD = 64
+"""Tokens, far more than a character has, after which text is taken as it is: what never becomes a
+character, or no text at all, must not be decoded again and again."""
 
 
 class TextPieces:
@@ -92,17 +95,26 @@ class TextPieces:
             self._text, self._n_read, self._n_before = "", 0, 0
         self._tokens[start:] = tokens
         self._read(is_last=is_last)
-        text = without_stop(self._text, self._stop)
-        end = len(text) if is_last else len(text) - self._n_held
-        if end <= self._n_said:
-            return ""
-        piece, self._n_said = text[self._n_said : end], end
+        text = self._whole() if is_last else self.text
+        piece = text[self._n_said :]
+        self._n_said = max(self._n_said, len(text))
         return piece
+
+    @property
+    def text(self) -> str:
+        """The text as it is now, without what is held back; after lost work the new one."""
+        text = self._whole()
+        return text[: max(0, len(text) - self._n_held)]
+
+    def _whole(self) -> str:
+        return without_stop(self._text, self._stop)
 
     def _read(self, *, is_last: bool) -> None:
         known = self._decode(self._tokens[self._n_before : self._n_read])
         text = self._decode(self._tokens[self._n_before :])
-        if len(text) > len(known) and (is_last or not text.endswith(CUT)):
+        is_whole = is_last or not text.endswith(CUT)
+        n_unread = len(self._tokens) - self._n_read
+        if (len(text) > len(known) and is_whole) or n_unread > MAX_UNREAD:
             self._text += text[len(known) :]
             self._n_before, self._n_read = self._n_read, len(self._tokens)
 

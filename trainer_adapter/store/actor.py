@@ -166,7 +166,11 @@ class StoreActor:
         self._effects.run(self._core.tick(now))
         self._effects.collect()
         n_versions = len(self._table.by_key)
-        gauges = {"held_bytes": self._table.held_bytes, "held_versions": n_versions}
+        gauges = {
+            "held_bytes": self._table.held_bytes,
+            "held_versions": n_versions,
+            "unwritten_versions": self._core.n_unwritten,
+        }
         self._vitals = Vitals(gauges=gauges)
         for peer, heard_at in list(self._bulk_peers.items()):
             if now - heard_at > BULK_SILENCE_S:

@@ -15,7 +15,7 @@ from rolloutbus.bus.weights.side_by_side import first_mismatch
 from rolloutbus.bus.wire.errors import BusError
 from rolloutbus.bus.wire.messages.weights import Offer, ReserveVersion, RestoreVersion, SealVersion
 from rolloutbus.trainer_adapter.store.files import WeightFiles, place_of
-from rolloutbus.trainer_adapter.store.ledger import Ledger
+from rolloutbus.trainer_adapter.store.ledger import LEDGER_FILE, Ledger
 from rolloutbus.trainer_adapter.store.segments import SegmentPool, StoreFull, sweep
 from rolloutbus.trainer_adapter.store.versions import (
     Opened,
@@ -41,7 +41,7 @@ class StoreContents:
         Raises:
             SettingsError: another store uses the directory, or its ledger is damaged.
         """
-        self.ledger = Ledger(directory / "versions.ledger")
+        self.ledger = Ledger(directory / LEDGER_FILE)
         self.table = VersionTable()
         self.table.restore(self.ledger.records)
         self.pool = SegmentPool(shm_dir)

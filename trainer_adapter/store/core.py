@@ -72,6 +72,11 @@ class StoreCore:
         self._deltas = DeltaTable()
         self._copies = DiskCopies(is_on=bool(settings.disk))
 
+    @property
+    def n_unwritten(self) -> int:
+        """Versions that could not be written to files, since one of their policy was."""
+        return self._copies.n_failed
+
     def heed(self, intent: Intent) -> list[StoreEffect]:
         """Records the intended state of the fleet for the next router."""
         self._table.intent = intent

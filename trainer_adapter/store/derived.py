@@ -35,6 +35,13 @@ class DiskCopies:
         self._is_on = is_on
         self._writing: StoredVersion | None = None
         self._waiting: dict[str, StoredVersion] = {}
+        self._n_failed: dict[str, int] = {}
+        """By policy: writes that failed since the last one that did not."""
+
+    @property
+    def n_failed(self) -> int:
+        """Versions that could not be written, since one of their policy was."""
+        return sum(self._n_failed.values())
 
     def sealed(self, stored: StoredVersion) -> list[StoreEffect]:
         """Queues a sealed version to be written to files."""
@@ -57,6 +64,9 @@ class DiskCopies:
         stored.offers.remove(BEING_WRITTEN)
         if at:
             stored.offers.append(Offer("disk", at=at))
+            self._n_failed.pop(stored.policy, None)
+        else:
+            self._n_failed[stored.policy] = self._n_failed.get(stored.policy, 0) + 1
         return self._next()
 
     def version_gone(self, version: VersionKey) -> list[StoreEffect]:

@@ -16,6 +16,8 @@ import msgspec
 from rolloutbus.bus.wire.errors import SettingsError
 from rolloutbus.trainer_adapter.store.versions import Record
 
+LEDGER_FILE = "versions.ledger"
+"""In the directory of a store."""
 _CRC_DIGITS = 8
 SPARE_BYTES = 64 * 1024
 """Of room that is kept for what must be written down whatever happens."""
@@ -34,7 +36,7 @@ class Ledger:
         """
         self.path = path
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        self._lock_fd = _lock(path.with_suffix(".lock"))
+        self._lock_fd = _lock(_lock_of(path))
         try:
             content = path.read_bytes() if path.exists() else b""
             self.records, n_good = _read(path, content)
@@ -111,6 +113,17 @@ class Ledger:
         """Let another store use it."""
         os.close(self._fd)
         os.close(self._lock_fd)
+
+
+def check_free(directory: Path) -> None:
+    """SettingsError if a store uses the ledger in this directory; nothing new is left there."""
+    path = _lock_of(directory / LEDGER_FILE)
+    if path.exists():
+        os.close(_lock(path))
+
+
+def _lock_of(ledger: Path) -> Path:
+    return ledger.with_suffix(".lock")
 
 
 def _lock(path: Path) -> int:

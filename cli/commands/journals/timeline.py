@@ -61,7 +61,7 @@ def timeline(
     try:
         checked(partial(write, found))
     except OSError as error:
-        fail(str(error), ExitStatus.FAILED)
+        fail(f"cannot write {output}: {error.strerror or error}", ExitStatus.FAILED)
     n_executions = sum(len(lane.executions) for lane in found.lanes)
     told = {
         "workers": len(found.lanes),

@@ -121,7 +121,7 @@ def test_help_of_an_option_names_no_option_that_the_command_lacks(command: str) 
         ("status --address localhost:1", 2, "an endpoint begins with its transport, e.g. tcp://l"),
         ("up --engine fake -e slots=x", 2, "error: engine_options: slots: Expected `int`, got `st"),
         ("status", 3, "start one with `rolloutbus up`, or say --address\n"),
-        ("scale -n 3", 2, "start one with `rolloutbus up`\n"),
+        ("scale -n 3", 3, "start one with `rolloutbus up`\n"),
         (f"status --key {UNKNOWABLE}/a.key", 2, "File name too long"),
         (f"keys revoke ann -l {UNKNOWABLE}/allow.json", 2, "File name too long"),
         (f"keys invite ann --role worker -l {UNKNOWABLE}/allow.json", 2, "File name too long"),

@@ -62,10 +62,17 @@ def test_key_is_let_in_by_file_or_by_itself_until_it_is_revoked(keys: Keys, give
     key = public if given == "the key itself" else given
     keys.run("allow", key, "--name", "ann", "--role", "trainer", "--session", "s-*")
     assert keys.allowed() == {public: "ann"}
-    assert keys.run("show") == f"{public} trainer ann: may be ann ann-*, sessions s-*"
+    shown = f"{public} trainer ann: may be ann ann-*, sessions s-*"
+    assert keys.run("show") == keys.run("show", "allow.json") == shown
     keys.run("revoke", "ann")
     assert keys.allowed() == {}
     assert "nobody has" in keys.run("revoke", "ann", status=2)
+
+
+def test_what_is_no_key_file_is_not_said_to_be_open_to_others(keys: Keys) -> None:
+    keys.run("new", "ann")
+    assert "ann.pub is no key file" in keys.run("show", "ann.pub", status=2)
+    assert ". is not a regular file" in keys.run("show", ".", status=2)
 
 
 def test_rotated_key_and_its_predecessor_are_let_in_until_the_old_one_is_revoked(

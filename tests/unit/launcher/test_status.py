@@ -5,7 +5,7 @@ from typing import Literal
 import pytest
 import typer
 
-from rolloutbus.bus.wire.messages.control import FleetStatus, WorkerStatus
+from rolloutbus.bus.wire.messages.control import FleetStatus, StoreStatus, WorkerStatus
 from rolloutbus.bus.wire.messages.weights import UpdateStatus
 from rolloutbus.cli.commands.status import probe, report
 
@@ -59,6 +59,8 @@ def _lines(
     troubled: dict[str, str] | None = None,
     absent: dict[str, str] | None = None,
     standby: Literal["", "ready", "missing"] = "",
+    *,
+    n_unwritten: int = 0,
 ) -> list[str]:
     row = ("w0", "e", "stale", "default", 6, "fake", 4, 0, 0, 10, 0.0, 42)
     found = FleetStatus(
@@ -75,6 +77,7 @@ def _lines(
         troubled=troubled or {},
         absent=absent or {},
         standby=standby,
+        store=StoreStatus("store", 120, {"unwritten_versions": n_unwritten}),
     )
     return [str(each) for each in report(found).renderables[1:]]
 
@@ -97,6 +100,11 @@ def test_each_reason_why_a_worker_gets_no_work_is_shown_once() -> None:
 def test_workers_that_are_away_are_shown_with_the_reason() -> None:
     lines = _lines(absent={"w1": "it was lost (expired)"})
     assert "w1 is not here: it was lost (expired)" in lines
+
+
+def test_versions_that_are_not_in_the_stores_directory_are_told() -> None:
+    warning, _ = _lines(n_unwritten=2)
+    assert warning.startswith("the store could not write the last version to its directory")
 
 
 def test_quiet_fleet_has_one_line_about_its_router() -> None:

@@ -130,7 +130,7 @@ def test_unknown_worker_is_refused_naming_the_route() -> None:
     bus.worker("w1")
     bus.worker("w0")
     client.ask("pause", Pause(), "worker:nobody")
-    assert "no 'worker:nobody' is connected; there are w0, w1" in client.problem().message
+    assert "no worker 'nobody' is connected; there are w0, w1" in client.problem().message
 
 
 def test_store_that_is_not_there_is_refused() -> None:

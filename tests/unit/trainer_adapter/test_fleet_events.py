@@ -57,6 +57,15 @@ def test_a_blocked_worker_is_told_with_each_reason_and_when_it_ends() -> None:
     assert ("change", "w0", "gets requests again") in told(before, workers=[W0, W1])
 
 
+def test_a_version_that_the_store_cannot_write_is_a_fault() -> None:
+    well = msgspec.structs.replace(BEFORE, store=StoreStatus("store", 0))
+    ill = StoreStatus("store", 0, {"unwritten_versions": 1})
+    [(level, who, what)] = told(well, store=ill)
+    assert (level, who) == ("fault", "store")
+    assert "could not write the last version" in what
+    assert told(msgspec.structs.replace(BEFORE, store=ill), store=ill) == []
+
+
 def test_an_update_is_told_phase_by_phase() -> None:
     preparing = UpdateStatus("default", 8, "preparing", 10, 2)
     committing = msgspec.structs.replace(preparing, phase="committing", n_prepared=2)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from rolloutbus.trainer_adapter.client.text import TextPieces, without_stop
+from rolloutbus.trainer_adapter.client.text import MAX_UNREAD, TextPieces, without_stop
 
 
 def decode(tokens: list[int]) -> str:
@@ -57,3 +57,31 @@ def test_the_cost_of_a_piece_does_not_grow_with_the_text() -> None:
     for i in range(1000):
         pieces.add(i, [97], is_last=False)
     assert n_decoded < 5 * 1000
+
+
+def test_the_text_so_far_is_that_of_the_tokens_that_count() -> None:
+    pieces = TextPieces(decode, ("end",))
+    pieces.add(0, list("é or en€".encode()), is_last=False)
+    assert pieces.text == "é or e"
+    pieces.add(6, list(b"no"), is_last=False)
+    assert pieces.text == "é or "
+    pieces.add(6, list("€ the end.".encode()), is_last=False)
+    assert pieces.text == "é or € th"
+
+
+@pytest.mark.parametrize("token", [0x80, 0])
+def test_what_never_becomes_text_costs_no_more(token: int) -> None:
+    n_decoded = 0
+
+    def counting(tokens: list[int]) -> str:
+        nonlocal n_decoded
+        n_decoded += len(tokens)
+        return decode([each for each in tokens if each])
+
+    pieces = TextPieces(counting)
+    for i in range(4000):
+        pieces.add(i, [token], is_last=False)
+    assert n_decoded < 4000 * 4 * MAX_UNREAD
+    whole = pieces.add(4000, list(b" end"), is_last=True)
+    assert pieces.text == decode([token] * 4000 if token else []) + " end"
+    assert whole.endswith(" end")

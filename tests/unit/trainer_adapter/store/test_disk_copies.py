@@ -35,6 +35,19 @@ def test_files_that_cannot_be_written_are_not_offered() -> None:
     assert offers(store, 1) == []
 
 
+def test_what_could_not_be_written_is_counted_until_a_later_version_is() -> None:
+    store = slow_desk()
+    store.publish()
+    assert store.core.n_unwritten == 0
+    store.core.files_written("")
+    store.publish()
+    store.core.files_written("")
+    assert store.core.n_unwritten == 2
+    store.publish()
+    store.core.files_written("default/3")
+    assert store.core.n_unwritten == 0
+
+
 def test_without_a_disk_nothing_is_written_or_offered() -> None:
     store = StoreCoreHarness()
     store.seal()
