@@ -12,6 +12,7 @@ import os
 import secrets
 import socket as system_socket
 import threading
+import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -31,6 +32,9 @@ _OTHERS = 0o077
 """Permissions of the group and of everybody else."""
 HELD_MESSAGES = 100_000
 """Read and not yet handled, at most; beyond that some are lost."""
+HANDOVER_LOOKS, HANDOVER_LOOK_S = 100, 0.01
+"""At an address that is in use, perhaps by a socket of this process that was closed just now:
+libzmq lets go of it in a thread of its own."""
 
 
 def new_context() -> zmq.Context[zmq.Socket[bytes]]:
@@ -146,17 +150,28 @@ def bind_anywhere(socket: zmq.Socket[bytes], endpoint: str) -> str:
     Raises:
         SettingsError: the address is in use or cannot be had; the socket is closed.
     """
-    if is_taken(endpoint):
-        socket.close()
-        raise SettingsError(f"cannot listen on {endpoint}: Address already in use")
     allow_v6(socket, endpoint)
+    problem = _bind_once(socket, endpoint)
+    for _ in range(HANDOVER_LOOKS):
+        if problem != errno.EADDRINUSE:
+            break
+        time.sleep(HANDOVER_LOOK_S)
+        problem = _bind_once(socket, endpoint)
+    if problem:
+        socket.close()
+        raise SettingsError(f"cannot listen on {endpoint}: {zmq.strerror(problem)}")
+    return socket.getsockopt(zmq.LAST_ENDPOINT).rstrip(b"\0").decode()  # type: ignore[union-attr]
+
+
+def _bind_once(socket: zmq.Socket[bytes], endpoint: str) -> int:
+    """The error number of an attempt to bind; 0: it is bound."""
+    if is_taken(endpoint):
+        return errno.EADDRINUSE
     try:
         socket.bind(endpoint)
     except zmq.ZMQError as error:
-        socket.close()
-        msg = f"cannot listen on {endpoint}: {zmq.strerror(error.errno or 0)}"
-        raise SettingsError(msg) from error
-    return socket.getsockopt(zmq.LAST_ENDPOINT).rstrip(b"\0").decode()  # type: ignore[union-attr]
+        return error.errno or errno.EINVAL
+    return 0
 
 
 def is_taken(endpoint: str) -> bool:

@@ -80,7 +80,7 @@ async def client(request: pytest.FixtureRequest, fleet: Fleet) -> AsyncIterator[
     settings = ClientSettings(
         name=name,
         router=fleet.address,
-        lease=_options(request).get("lease", UNHURRIED),
+        lease=_options(request, {}).get("lease", UNHURRIED),
         connect_timeout_s=DEADLINE_S,
         control_deadline_s=DEADLINE_S,
         overtime_s=DEADLINE_S,
@@ -99,9 +99,13 @@ def _described(
     return {**options, "engine_options": engine_options}
 
 
-def _options(request: pytest.FixtureRequest) -> UpOptions:
-    """The module's own; leases are long, unless it says how long they are."""
-    options = cast("UpOptions", vars(_module(request))["FLEET"])
+def _options(request: pytest.FixtureRequest, default: UpOptions | None = None) -> UpOptions:
+    """The module's `FLEET`; leases are long, unless it says how long they are.
+
+    With a default it may have none, but a fixture of its own.
+    """
+    options = cast("UpOptions | None", vars(_module(request)).get("FLEET", default))
+    assert options is not None, f"{_module(request).__name__} says no FLEET"
     return {"lease": UNHURRIED, **options}
 
 

@@ -18,7 +18,7 @@ import pytest_asyncio
 from transformers import PreTrainedTokenizerFast
 
 from rolloutbus import Fleet, RolloutClient, SamplingParams, up
-from rolloutbus.errors import ProcessFailed, SettingsError
+from rolloutbus.errors import SettingsError
 from rolloutbus.launcher.settings import UpOptions
 from tests.integration.gateway_process import Gateway, gateway
 from tests.integration.live_fleet import DEADLINE_S, status_when
@@ -537,7 +537,7 @@ async def test_fleet_brings_its_gateway_up_and_back(tiny_model: Path) -> None:
 
 async def test_port_that_is_taken_is_told(tiny_model: Path, served: Gateway) -> None:
     port = int(served.url.rpartition(":")[2])
-    with pytest.raises(ProcessFailed, match=f"cannot listen at 127.0.0.1:{port}"):
+    with pytest.raises(SettingsError, match=f"http: cannot listen at 127.0.0.1:{port}"):
         async with up(model=tiny_model, workers=1, store=False, http=port):
             pass
     with pytest.raises(SettingsError, match="http: 70000 is no port"):

@@ -178,7 +178,6 @@ async def test_a_prefix_goes_on_in_its_grammar_when_its_worker_is_killed(
     fleet.kill(interrupted.worker)
     rollout = await interrupted.rollout(2 * DEADLINE_S)
     assert rollout.n_resumed > 0
-    assert len({delta.worker for delta in interrupted.deltas}) == 2
     assert rollout.tokens.tolist() == alone.tokens.tolist()
     text = byte_tokenizer().decode(rollout.tokens[:-1].tolist())
     assert re.fullmatch(grammar.text, str(text))

@@ -1,4 +1,4 @@
-"""Which ipc paths are used already, and which others could reach."""
+"""Which addresses are used already, and which ipc paths others could reach."""
 
 import socket
 from pathlib import Path
@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from rolloutbus.bus.transport.zmq_sockets import is_taken, require_private_dir
+from rolloutbus.bus.transport.zmq_topics import PubPort
 from rolloutbus.bus.wire.errors import SettingsError
 
 
@@ -40,3 +41,14 @@ def test_ipc_path_in_a_directory_that_others_may_enter_is_refused(
 def test_ipc_path_in_no_directory_is_refused(tmp_path: Path) -> None:
     with pytest.raises(SettingsError, match="No such file"):
         require_private_dir(f"ipc://{tmp_path}/missing/router")
+
+
+@pytest.mark.parametrize("scheme", ["ipc", "tcp"])
+async def test_an_address_can_be_used_again_at_once_by_who_has_let_go_of_it(
+    tmp_path: Path, scheme: str
+) -> None:
+    first = PubPort(f"ipc://{tmp_path}/out" if scheme == "ipc" else "tcp://127.0.0.1:0")
+    endpoint = first.endpoint
+    first.close()
+    for _ in range(100):
+        PubPort(endpoint).close()
