@@ -129,7 +129,7 @@ unit: $(STAMP) ## Unit, stateful, conformance, fuzz and architecture tests; ARGS
 	$(BIN)/python -m pytest -n $(JOBS) --dist loadgroup -m "not integration and not gpu and not simulation" \
 		$(UNIT) $(ARGS)
 
-test: export FUZZ_SECONDS ?= 20
+test: export FUZZ_SECONDS ?= 10
 test: $(STAMP) $(DEPLOY_VENV)/.installed ## The whole test suite, without a GPU; ARGS="-k name -x" leaves test-sglang out
 	$(BIN)/python -m pytest $(SPREAD) -m "not gpu and not sglang and not peers and not adapters" tests $(ARGS)
 	$(if $(ARGS),,$(MAKE) --jobs $(JOBS) --output-sync=target test-peers test-adapters)

@@ -129,6 +129,7 @@ async def client(fleet: Fleet) -> AsyncIterator[RolloutClient]:
         yield connected
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("transport", ["shm", "tcp"])
 async def test_logprobs_are_true_after_a_host_died_before_it_could_swap(
     fleet: Fleet,

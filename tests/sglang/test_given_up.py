@@ -15,7 +15,11 @@ N_KEPT = 8
 
 
 @pytest.mark.timeout(TIMEOUT_S)
-def test_a_version_that_is_given_up_while_it_is_staged_is_not_kept(llama: Path) -> None:
+def test_a_version_that_is_given_up_while_it_is_staged_is_not_kept(
+    llama: Path, *, is_exhaustive: bool
+) -> None:
+    if not is_exhaustive:
+        pytest.skip("an engine has to start: `make nightly`, or --exhaustive")
     settings = {"model": str(llama), **engine_options()}
     done = subprocess.run(
         [sys.executable, "-m", "tests.sglang.given_up_versions"],

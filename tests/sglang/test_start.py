@@ -26,6 +26,7 @@ def with_rubbish_for_weights(model: Path) -> None:
 
 
 @pytest.mark.shows("a model that cannot be loaded")
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     ("spoil", "why"),
     [(of_no_known_kind, "NobodysForCausalLM"), (with_rubbish_for_weights, "header too small")],
