@@ -195,7 +195,11 @@ async def test_requests_that_are_aborted_as_they_come_keep_no_engine_awake(
         with pytest.raises(RolloutCancelled):
             await streamed.rollout()
 
-    assert (await client.sleep(["kv_cache"])).only(Memory).asleep == ["kv_cache"]
+    async with asyncio.timeout(DEADLINE_S):
+        # The last of them may leave the engine a moment after its client was told.
+        while (told := await client.sleep(["kv_cache"], check=False)).errors:
+            assert "busy" in str(told.errors["w0"])
+    assert told.only(Memory).asleep == ["kv_cache"]
 
 
 @pytest.mark.shows("MemoryTag.WEIGHTS", "colocated cycle")
