@@ -145,7 +145,7 @@ WORKER_GRACE_S = 12.0
 """A worker gives its engine host 8 s to leave."""
 
 _WORKER: Role = "worker"
-_LOOPBACK = "127.0.0.1"
+LOOPBACK = "127.0.0.1"
 _GPUS = Path("/proc/driver/nvidia/gpus")
 
 
@@ -156,7 +156,7 @@ class FleetPlan:
     """Of what has no engine to build."""
 
     def __init__(
-        self, settings: FleetSettings, run_dir: RunDirectory, host: str = _LOOPBACK
+        self, settings: FleetSettings, run_dir: RunDirectory, host: str = LOOPBACK
     ) -> None:
         """Plan a fleet.
 

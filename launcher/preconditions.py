@@ -7,12 +7,10 @@ from pathlib import Path
 
 from rolloutbus.bus.actor.resources import NO_ROOM
 from rolloutbus.bus.wire.errors import SettingsError
-from rolloutbus.launcher.plan import LEDGER
+from rolloutbus.launcher.plan import LEDGER, LOOPBACK
 from rolloutbus.launcher.settings import FleetSettings
 from rolloutbus.replay.journal.files import check_free
 from rolloutbus.trainer_adapter.store import ledger
-
-_GATEWAY_HOST = "127.0.0.1"
 
 
 def check_preconditions(settings: FleetSettings) -> None:
@@ -39,11 +37,11 @@ def _check_port(port: int) -> None:
         # As the gateway's own, which may follow one that has just ended.
         tried.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
-            tried.bind((_GATEWAY_HOST, port))
+            tried.bind((LOOPBACK, port))
             tried.listen()
         except OSError as error:
             raise SettingsError(
-                f"http: cannot listen at {_GATEWAY_HOST}:{port}: {error.strerror}"
+                f"http: cannot listen at {LOOPBACK}:{port}: {error.strerror}"
             ) from error
 
 

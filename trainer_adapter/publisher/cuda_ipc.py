@@ -128,7 +128,7 @@ class CudaIpcOffering:
         return buckets
 
     def _take(self, spans: Sequence[BucketSpan], device: torch.device) -> list[_Lent]:
-        """Recalled memory for each span; whatever is free and does not fit is given back."""
+        """Take memory for each span: what was lent and fits, else new; what fits none is freed."""
         free = [each for each in self._lent if each.device == device and each.loan.recall()]
         taken = [_fitting(span.size_bytes, free) for span in spans]
         for each in free:
