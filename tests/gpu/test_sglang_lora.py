@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ import pytest_asyncio
 from rolloutbus import Rollout, RolloutClient, SamplingParams, WeightPublisher
 from rolloutbus.bus.wire.messages.control import Adapters, ServerFacts
 from rolloutbus.errors import Refused
+from rolloutbus.launcher.settings import UpOptions
 from tests.gpu.gpu_fleets import DEADLINE_S, Served, gpu_fleet, running
 from tests.gpu.tiny import FAR, NEAR, error_of, load_tiny, save_tiny
 from tests.integration.live_fleet import Streamed
@@ -24,18 +26,23 @@ SAMPLING = SamplingParams(max_new_tokens=64, temperature=1.0, ignore_eos=True)
 LONG = SamplingParams(max_new_tokens=3000, temperature=1.0, ignore_eos=True)
 
 
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def served(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Served]:
-    path = save_tiny("llama", tmp_path_factory.mktemp("llama"))
-    options = gpu_fleet(
+def lora_fleet(path: Path, **arguments: Any) -> UpOptions:  # noqa: ANN401
+    """One worker with room for some adapters; `arguments` are SGLang's own."""
+    return gpu_fleet(
         path,
         enable_lora=True,
         max_lora_rank=MAX_RANK,
         lora_target_modules=list(TARGETS),
         max_loras_per_batch=ROOM,
         max_loaded_loras=ROOM,
+        **arguments,
     )
-    async with running(options) as client:
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def served(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Served]:
+    path = save_tiny("llama", tmp_path_factory.mktemp("llama"))
+    async with running(lora_fleet(path)) as client:
         yield Served(client, load_tiny(path))
 
 
@@ -64,6 +71,16 @@ def assert_from(
 
 @pytest.mark.shows("load_lora_adapter_from_tensors", "lora_request", "lora_backend")
 async def test_rows_of_one_batch_use_different_adapters_and_none(served: Served) -> None:
+    await assert_rows_use_their_adapters(served)
+
+
+async def test_rows_use_their_adapters_by_the_triton_backend_too(tmp_path: Path) -> None:
+    path = save_tiny("llama", tmp_path / "llama")
+    async with running(lora_fleet(path, lora_backend="triton")) as client:
+        await assert_rows_use_their_adapters(Served(client, load_tiny(path)))
+
+
+async def assert_rows_use_their_adapters(served: Served) -> None:
     client, model = served
     adapters = {
         "all": random_lora(model, 1, scale=SCALE),
