@@ -69,11 +69,12 @@ def assert_from(
     assert min(errors.values()) > FAR, (name, errors)
 
 
-@pytest.mark.shows("load_lora_adapter_from_tensors", "lora_request", "lora_backend")
+@pytest.mark.shows("load_lora_adapter_from_tensors", "lora_request")
 async def test_rows_of_one_batch_use_different_adapters_and_none(served: Served) -> None:
     await assert_rows_use_their_adapters(served)
 
 
+@pytest.mark.shows("lora_backend")
 async def test_rows_use_their_adapters_by_the_triton_backend_too(tmp_path: Path) -> None:
     path = save_tiny("llama", tmp_path / "llama")
     async with running(lora_fleet(path, lora_backend="triton")) as client:

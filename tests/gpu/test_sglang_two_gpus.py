@@ -119,7 +119,6 @@ async def test_shards_on_both_go_to_one_engine_over_both(
 async def test_experts_over_both_take_new_weights(tmp_path: Path) -> None:
     folder = save_tiny("experts", tmp_path / "first")
     prompts = [[3 + (5 * row + i) % 500 for i in range(4 + 9 * row)] for row in range(16)]
-    # The other ways to move and run experts need packages or GPUs of their own.
     options = gpu_fleet(
         folder, tp_size=2, ep_size=2, moe_runner_backend="triton", moe_a2a_backend="none"
     )
