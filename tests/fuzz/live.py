@@ -7,6 +7,7 @@ own tokens, or descriptors were left open.
 
 import argparse
 import asyncio
+import contextlib
 import json
 import random
 import secrets
@@ -114,6 +115,21 @@ class Target:
         """
         return sum(n_held("fd", pid) for pid in self.pids.values())
 
+    def fds(self) -> set[str]:
+        """What is open in whom: files, pipes, and the two ends of each TCP connection."""
+        found: set[str] = set()
+        for name, pid in self.pids.items():
+            ends = {
+                f"socket:[{words[9]}]": f"tcp {words[1]} {words[2]} state {words[3]}"
+                for line in Path(f"/proc/{pid}/net/tcp").read_text().splitlines()[1:]
+                if (words := line.split())
+            }
+            for fd in Path(f"/proc/{pid}/fd").iterdir():
+                with contextlib.suppress(FileNotFoundError):  # closed meanwhile
+                    link = str(fd.readlink())
+                    found.add(f"{name}: {fd.name} {link} {ends.get(link, '')}".strip())
+        return found
+
     def rss_kib(self) -> dict[str, int]:
         """Resident memory of each."""
         return {
@@ -203,14 +219,15 @@ async def besiege(
         await echo.ask()
         target = Target(fleet, client)
         before = await client.status()
-        fds, rss, begun = target.n_fds(), target.rss_kib(), time.monotonic()
+        fds, rss, begun = target.fds(), target.rss_kib(), time.monotonic()
         async with echo.going():
             n_made = await attack_raw(target, n_raw, rng)
             raw_s = time.monotonic() - begun
             after_raw = await client.status()
             answers = await attack_knowing(target, n_knowing, rng, key)
         knowing_s = time.monotonic() - begun - raw_s
-        fd_growth = await target.settled_fds(fds)
+        fd_growth = await target.settled_fds(len(fds))
+        opened = target.fds() - fds if fd_growth > 0 else set[str]()
         await echo.ask()
         after = await client.status()
         counters = client.connection.counters
@@ -225,6 +242,7 @@ async def besiege(
             "echo_right": echo.n_right,
             "echo_slowest_s": round(echo.slowest_s, 2),
             "fd_growth": fd_growth,
+            "opened": sorted(opened),
             "rss_growth_kib": {name: kib - rss[name] for name, kib in target.rss_kib().items()},
             "answers": answers,
             "counters": after.counters,
