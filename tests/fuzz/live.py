@@ -41,6 +41,8 @@ AT_ONCE = 32
 N_ECHO_TOKENS = 8
 SETTLE_S = 60.0
 """At most this long until the last attacker's descriptors are gone: handshakes end after 10 s."""
+STEADY_S = 1.0
+"""What did not change for so long is taken for what was there before the attack."""
 LOOK_S = 0.2
 
 
@@ -137,6 +139,17 @@ class Target:
             for name, pid in self.pids.items()
         }
 
+    async def steady_fds(self) -> set[str]:
+        """What is open in whom once it is the same for a while: processes take up their links when
+        they come to it, which on a busy machine is after the first answer."""
+        deadline = time.monotonic() + SETTLE_S
+        found, since = self.fds(), time.monotonic()
+        while time.monotonic() - since < STEADY_S and time.monotonic() < deadline:
+            await asyncio.sleep(LOOK_S)
+            if (now := self.fds()) != found:
+                found, since = now, time.monotonic()
+        return found
+
     async def settled_fds(self, before: int) -> int:
         """How many more descriptors are open than before, once no more are closed."""
         deadline = time.monotonic() + SETTLE_S
@@ -219,7 +232,8 @@ async def besiege(
         await echo.ask()
         target = Target(fleet, client)
         before = await client.status()
-        fds, rss, begun = target.fds(), target.rss_kib(), time.monotonic()
+        fds = await target.steady_fds()
+        rss, begun = target.rss_kib(), time.monotonic()
         async with echo.going():
             n_made = await attack_raw(target, n_raw, rng)
             raw_s = time.monotonic() - begun
