@@ -7,17 +7,21 @@ per second meanwhile against the quiet times before and after, and the longest g
 deltas of one stream. The first publish by each way has figures of its own: what is lazy is warm
 after the first of all.
 
+Streams are read in a process of their own (`elsewhere`) or beside the publisher (`beside`), where
+its threads and the readers share one interpreter.
+
 One engine, which makes up the weights that it begins with, serves all ways. Each publish is told on
 standard error at once: a run that is cut off leaves what it has found.
 
     python benchmarks/gpu/publish.py --layers 32 --json
-    python benchmarks/gpu/publish.py --layers 32 --picture publish.png
+    python benchmarks/gpu/publish.py --layers 32 --readers elsewhere --picture publish.png
 """
 
 import argparse
 import asyncio
 import json
 import math
+import multiprocessing
 import statistics
 import sys
 import tempfile
@@ -26,8 +30,9 @@ from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from itertools import pairwise
+from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Any, Literal, cast, get_args
 
 import torch
 
@@ -69,6 +74,11 @@ class Publishing:
         }
 
 
+Place = Literal["elsewhere", "beside"]
+News = tuple[list[tuple[float, int]], list[tuple[float, float]]]
+"""Arrivals and gaps; see `Readers`."""
+
+
 class Readers:
     """Streams that are always open, and when their deltas came."""
 
@@ -100,14 +110,9 @@ class Readers:
                     self.gaps.append((before, now))
                 before = now
 
-    def rate(self, start: float, stop: float) -> float:
-        """Tokens per second in that time."""
-        return sum(n for at, n in self.arrivals if start <= at < stop) / (stop - start)
-
-    def longest_gap(self, start: float, stop: float) -> float:
-        """Of all gaps that reach into that time, seconds; all of it, if no gap has ended since."""
-        found = (end - begin for begin, end in self.gaps if end > start and begin < stop)
-        return max(found, default=stop - start)
+    async def news(self) -> News:
+        """Arrivals and gaps of now."""
+        return self.arrivals, self.gaps
 
     async def close(self) -> None:
         """Read no more."""
@@ -116,6 +121,64 @@ class Readers:
         for ended in await asyncio.gather(*self._tasks, return_exceptions=True):
             if not isinstance(ended, asyncio.CancelledError):
                 raise SystemExit(f"a stream failed: {ended!r}")
+
+
+class ReadersElsewhere:
+    """`Readers` in another process: nothing that the publisher's does keeps them from reading."""
+
+    def __init__(self, address: str, n_streams: int) -> None:
+        process = multiprocessing.get_context("spawn")
+        self._own, other = process.Pipe()
+        self._process = process.Process(
+            target=_read_for, args=(other, address, n_streams), daemon=True
+        )
+        self._process.start()
+        other.close()  # so that a process that dies is noticed
+
+    async def begun(self) -> None:
+        """Wait for the first delta."""
+        await self._ask("begun")
+
+    async def news(self) -> News:
+        """Arrivals and gaps until now; clocks of processes agree."""
+        return await self._ask("news")
+
+    async def close(self) -> None:
+        """Read no more."""
+        await self._ask("close")
+        await asyncio.to_thread(self._process.join)
+
+    async def _ask(self, what: str) -> Any:  # noqa: ANN401 - what a pipe brings
+        self._own.send(what)
+        try:
+            return await asyncio.to_thread(self._own.recv)
+        except EOFError:
+            raise SystemExit("the process that reads streams has ended: see above") from None
+
+
+def _read_for(asked: Connection, address: str, n_streams: int) -> None:
+    """Reads streams, and answers what `ReadersElsewhere` asks."""
+
+    async def read() -> None:
+        async with rolloutbus.connect(address, name="reader") as client:
+            readers = Readers(client, n_streams)
+            while (what := await asyncio.to_thread(asked.recv)) != "close":
+                asked.send(await (readers.begun() if what == "begun" else readers.news()))
+            await readers.close()
+            asked.send(None)
+
+    asyncio.run(read())
+
+
+def rate(news: News, start: float, stop: float) -> float:
+    """Tokens per second in that time."""
+    return sum(n for at, n in news[0] if start <= at < stop) / (stop - start)
+
+
+def longest_gap(news: News, start: float, stop: float) -> float:
+    """Of all gaps that reach into that time, seconds; all of it, if no gap has ended since."""
+    found = (end - begin for begin, end in news[1] if end > start and begin < stop)
+    return max(found, default=stop - start)
 
 
 async def publish(publisher: WeightPublisher, weights: Weights, way: Transport) -> Publishing:
@@ -160,42 +223,64 @@ async def measure(
         up = rolloutbus.up(model=model, workers=1, engine="sglang", engine_options=engine_options)
         fleet = await stack.enter_async_context(up)
         client = await stack.enter_async_context(rolloutbus.connect(fleet.address, name="trainer"))
-        readers = Readers(client, options.streams)
-        stack.push_async_callback(readers.close)
         publisher = WeightPublisher(client)
-        await readers.begun()
         _say(f"the engine serves after {time.perf_counter() - began:.0f} s")
         for way in options.ways:
-            found: list[Publishing] = []
-            for number in range(options.rounds + 1):
-                await asyncio.sleep(QUIET_S)
-                found.append(await publish(publisher, weights, way))
-                await asyncio.sleep(AFTER_S)
-                told = json.dumps(told_of(found[-1], readers))
-                _say(f"{way}: publish {number} of {options.rounds}: {told}")
-            rows[way] = row_of(found, readers)
-            _say(f"{way}: {json.dumps(rows[way])}")
+            for place in options.readers:
+                is_beside = place == "beside"
+                readers = (
+                    Readers(client, options.streams)
+                    if is_beside
+                    else ReadersElsewhere(fleet.address, options.streams)
+                )
+                await readers.begun()
+                name = f"{way}, readers {place}"
+                rows[name] = await measure_way(name, publisher, weights, way, readers, options)
+                await readers.close()
         publisher.forget()
     return rows
 
 
-def told_of(each: Publishing, readers: Readers) -> dict[str, Any]:
+async def measure_way(
+    name: str,
+    publisher: WeightPublisher,
+    weights: Weights,
+    way: Transport,
+    readers: Readers | ReadersElsewhere,
+    options: argparse.Namespace,
+) -> dict[str, Any]:
+    """The first publish and others of one row, each told at once."""
+    found: list[Publishing] = []
+    news: News = [], []
+    for number in range(options.rounds + 1):
+        await asyncio.sleep(QUIET_S)
+        found.append(await publish(publisher, weights, way))
+        await asyncio.sleep(AFTER_S)
+        news = await readers.news()
+        told = json.dumps(told_of(found[-1], news))
+        _say(f"{name}: publish {number} of {options.rounds}: {told}")
+    row = row_of(found, news)
+    _say(f"{name}: {json.dumps(row)}")
+    return row
+
+
+def told_of(each: Publishing, news: News) -> dict[str, Any]:
     """Times of one publish in milliseconds, and a ratio."""
     return {
         "total_ms": _ms(each.total_s),
         "phases_ms": {name: _ms(duration) for name, duration in each.durations().items()},
         "stall_ms": _ms(each.stall_s),
-        "rate_to_quiet": round(_slowness(each, readers), 3),
-        "gap_ms": _ms(_gap(each, readers)),
+        "rate_to_quiet": round(_slowness(each, news), 3),
+        "gap_ms": _ms(_gap(each, news)),
     }
 
 
-def row_of(found: Sequence[Publishing], readers: Readers) -> dict[str, Any]:
+def row_of(found: Sequence[Publishing], news: News) -> dict[str, Any]:
     """Times in milliseconds and ratios of one way."""
     first, *others = found
-    slowness = [_slowness(each, readers) for each in others]
-    quiet = [readers.longest_gap(each.began - QUIET_S / 2, each.began) for each in others]
-    gaps = [_gap(each, readers) for each in others]
+    slowness = [_slowness(each, news) for each in others]
+    quiet = [longest_gap(news, each.began - QUIET_S / 2, each.began) for each in others]
+    gaps = [_gap(each, news) for each in others]
     # A phase that is shorter than the look at it may be missing in some.
     names = dict.fromkeys(name for each in others for name in each.durations())
     phases = {
@@ -209,22 +294,22 @@ def row_of(found: Sequence[Publishing], readers: Readers) -> dict[str, Any]:
         "phases_ms": {name: _ms(each) for name, each in phases.items()},
         "stall_ms": _ms(statistics.median(each.stall_s for each in others)),
         "rate_to_quiet": round(statistics.median(slowness), 3),
-        "first_rate_to_quiet": round(_slowness(first, readers), 3),
+        "first_rate_to_quiet": round(_slowness(first, news), 3),
         "gap_ms": _ms(statistics.median(gaps)),
         "gap_max_ms": _ms(max(gaps)),
-        "first_gap_ms": _ms(_gap(first, readers)),
+        "first_gap_ms": _ms(_gap(first, news)),
         "quiet_gap_ms": _ms(statistics.median(quiet)),
         "quiet_gap_max_ms": _ms(max(quiet)),
     }
 
 
-def _slowness(each: Publishing, readers: Readers) -> float:
-    quiet = readers.rate(each.began - QUIET_S / 2, each.began)
-    return readers.rate(each.began, each.ended) / quiet if quiet else math.nan
+def _slowness(each: Publishing, news: News) -> float:
+    quiet = rate(news, each.began - QUIET_S / 2, each.began)
+    return rate(news, each.began, each.ended) / quiet if quiet else math.nan
 
 
-def _gap(each: Publishing, readers: Readers) -> float:
-    return readers.longest_gap(each.began, each.ended + AFTER_S)
+def _gap(each: Publishing, news: News) -> float:
+    return longest_gap(news, each.began, each.ended + AFTER_S)
 
 
 def _ms(seconds: float) -> float:
@@ -284,6 +369,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--rounds", type=int, default=8, help="beside the first publish")
     parser.add_argument("--streams", type=int, default=32)
     parser.add_argument("--ways", nargs="+", default=["cuda_ipc", "shm"], choices=WAYS)
+    parser.add_argument(
+        "--readers", nargs="+", default=["elsewhere", "beside"], choices=get_args(Place)
+    )
     parser.add_argument("--picture", type=Path, help="a file for the waterfall of phases")
     options = parser.parse_args(arguments)
     with tempfile.TemporaryDirectory(prefix="publish-") as folder:

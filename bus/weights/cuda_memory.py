@@ -10,6 +10,7 @@ import fcntl
 import os
 import re
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -101,6 +102,11 @@ _MAPS = Path("/proc/self/maps")
 _PEER_ACCESS = 1
 _FOR_ALL_GPUS = 1
 _RELAXED = 2
+_ATTRIBUTE_WORDS = 64
+"""More than any version of cudaPointerAttributes has; its first one is the kind of memory."""
+_OF_HOST = 1
+_BY_ADDRESS = 4
+"""The addresses tell which way a copy goes."""
 
 
 class CudaError(Exception):
@@ -218,6 +224,55 @@ class CudaMemory:
             self._runtime.cudaGetLastError()  # forgotten, or torch would raise it later
             text: bytes = self._runtime.cudaGetErrorString(status)
             raise CudaError(f"{name}: {text.decode()} ({status})")
+
+
+class LockedCopies:
+    """Queues copies between a GPU and page-locked memory, and keeps the interpreter meanwhile.
+
+    Whoever lets go of it for a call waits up to 5 ms to have it back, if another thread computes.
+    That is more than a piece's copy takes, and torch lets go of it several times for each.
+    """
+
+    def __init__(self) -> None:
+        """Raises CudaError where no CUDA runtime is loaded: import torch first."""
+        self._runtime = ctypes.PyDLL(_loaded("libcudart"))
+        pointer, size = ctypes.c_void_p, ctypes.c_size_t
+        self._runtime.cudaMemcpyAsync.argtypes = (pointer, pointer, size, ctypes.c_int, pointer)
+        self._runtime.cudaPointerGetAttributes.argtypes = (pointer, pointer)
+
+    def is_locked(self, address: int) -> bool:
+        """Whether the host's memory there is page-locked."""
+        found = (ctypes.c_int * _ATTRIBUTE_WORDS)()
+        status: int = self._runtime.cudaPointerGetAttributes(found, address)
+        if status != 0:
+            self._runtime.cudaGetLastError()  # forgotten, or torch would raise it later
+        return status == 0 and found[0] == _OF_HOST
+
+    def copy(self, target: int, source: int, size_bytes: int, stream: int) -> None:
+        """Queue a copy within one page-locked piece of memory; few hundreds may be under way.
+
+        Args:
+            target: an address of the host or of the GPU.
+            source: likewise.
+            size_bytes: of both.
+            stream: handle of a stream of the thread's device.
+
+        Raises:
+            CudaError: nothing is copied, or an earlier call of this process has failed.
+        """
+        status: int = self._runtime.cudaMemcpyAsync(target, source, size_bytes, _BY_ADDRESS, stream)
+        if status != 0:
+            self._runtime.cudaGetLastError()
+            raise CudaError(f"cudaMemcpyAsync failed ({status})")
+
+
+@cache
+def locked_copies() -> LockedCopies | None:
+    """Those of this process, once it uses a GPU; None: its runtime is not CUDA's own."""
+    try:
+        return LockedCopies()
+    except CudaError:
+        return None
 
 
 def _loaded(name: str) -> str:

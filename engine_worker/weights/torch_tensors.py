@@ -5,6 +5,7 @@ from typing import Any, cast
 
 import torch
 
+from rolloutbus.bus.weights.cuda_memory import locked_copies
 from rolloutbus.bus.weights.manifest import ALIGN_BYTES, DTYPES, Bytes, FloatBits, checksum_by
 from rolloutbus.bus.weights.page_lock import cut
 from rolloutbus.bus.weights.side_by_side import n_threads, side_by_side
@@ -13,6 +14,8 @@ from rolloutbus.bus.wire.messages.weights import Bucket
 BOUNCE_BYTES = 16 * 1024 * 1024
 """Pinned memory that bytes pass through on their way: several times as fast as without. Steps wait
 while it is made, so that a larger buffer would be a gap in what they sample."""
+MAX_QUEUED = 64
+"""Copies between two looks at how far the GPU has come; at most twice as many are under way."""
 SPARE_BYTES = 1 << 30
 """Of GPU memory, left to others."""
 
@@ -90,23 +93,47 @@ class DeviceCopies:
         # Who had this memory before may have work queued there that still uses it.
         stream.wait_stream(cast("Any", torch.cuda).current_stream(self._device))
         done = [cast("Any", torch.cuda).Event() for _ in range(2)]
+        queued = _Queued(stream)
         turn = 0
         try:
             with torch.cuda.stream(stream):
                 for raw, place in share:
-                    for start, stop in cut(raw.ctypes.data, raw.nbytes, BOUNCE_BYTES):
-                        part, into = torch.as_tensor(raw[start:stop]), place[start:stop]
-                        if part.is_pinned():
-                            into.copy_(part, non_blocking=True)
+                    source, target = raw.ctypes.data, place.data_ptr()
+                    for start, stop in cut(source, raw.nbytes, BOUNCE_BYTES):
+                        if queued.copy_locked(target + start, source + start, stop - start):
                             continue
+                        into = place[start:stop]
                         bounces = bounces or [_bounce(), _bounce()]
                         done[turn].synchronize()
-                        bounces[turn].numpy()[: len(part)] = raw[start:stop]
-                        into.copy_(bounces[turn][: len(part)], non_blocking=True)
+                        bounces[turn].numpy()[: len(into)] = raw[start:stop]
+                        into.copy_(bounces[turn][: len(into)], non_blocking=True)
                         done[turn].record(stream)
                         turn = 1 - turn
         finally:
             stream.synchronize()  # after an error, too: what is freed then must not be written to
+
+
+class _Queued:
+    """Copies from page-locked memory on one stream, some of which are under way."""
+
+    def __init__(self, stream: Any) -> None:  # noqa: ANN401 - untyped
+        self._stream = stream
+        self._events = [cast("Any", torch.cuda).Event() for _ in range(2)]
+        self._copies = locked_copies()
+        self._n_queued = 0
+
+    def copy_locked(self, target: int, source: int, size_bytes: int) -> bool:
+        """Queue one copy to an address of the GPU; False: its source is not page-locked."""
+        if self._copies is None or not self._copies.is_locked(source):
+            return False
+        self._copies.copy(target, source, size_bytes, self._stream.cuda_stream)
+        self._n_queued += 1
+        if self._n_queued % MAX_QUEUED == 0:
+            # A full queue makes who adds to it wait, and the interpreter with it.
+            self._events.reverse()
+            self._events[0].record(self._stream)
+            self._events[1].synchronize()
+        return True
 
 
 def _bounce() -> torch.Tensor:

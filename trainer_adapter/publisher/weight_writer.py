@@ -6,7 +6,7 @@ the trainer keeps its lease meanwhile.
 
 import asyncio
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from functools import partial
@@ -17,6 +17,7 @@ import torch
 import xxhash
 
 from rolloutbus.bus.transport.bulk import BulkLink
+from rolloutbus.bus.weights.cuda_memory import locked_copies
 from rolloutbus.bus.weights.manifest import Bytes, bytes_of, total_bytes
 from rolloutbus.bus.weights.page_lock import cut
 from rolloutbus.bus.weights.shm import SegmentWriter, host_id
@@ -46,26 +47,61 @@ class Judgement(NamedTuple):
 
 def put(place: Bytes, target_dtype: torch.dtype, source: torch.Tensor) -> Judgement:
     """Copy `source` to `place`, uint8 [its bytes as `target_dtype`], cast to that type."""
+    copied = _copy(place, target_dtype, source)
+    return _judged([copied], [source], [target_dtype], _queue_ranges([source], [target_dtype]))[0]
+
+
+class _Copy(NamedTuple):
+    """What was found out about a tensor's bytes on the host."""
+
+    digest: int
+    ranges: list[tuple[float, float]]
+    """Smallest and largest elements of its pieces; none of a GPU's tensor, and of integers."""
+
+
+def _copy(place: Bytes, target_dtype: torch.dtype, source: torch.Tensor) -> _Copy:
     if not source.numel():
-        return Judgement(xxhash.xxh3_64_intdigest(place.data), is_finite=True, is_zero=False)
+        return _Copy(xxhash.xxh3_64_intdigest(place.data), [])
     target = torch.frombuffer(place.data, dtype=target_dtype)
     hasher = xxhash.xxh3_64()
-    is_float = target_dtype.is_floating_point or target_dtype.is_complex
     ranges: list[tuple[float, float]] = []
-    if is_float and source.is_cuda:
-        ranges.append(_range_on_gpu(source, target_dtype))
     start = 0
     for piece in _pieces(source, target):
         copied = target[start : start + len(piece)]
         if piece.data_ptr() != copied.data_ptr():
             copied.copy_(piece)
         hasher.update(place[start * copied.itemsize : (start + len(piece)) * copied.itemsize].data)
-        if is_float and not source.is_cuda:
+        if _is_float(target_dtype) and not source.is_cuda:
             ranges.append(_range(copied))
         start += len(piece)
-    is_finite = all(low - low == high - high == 0.0 for low, high in ranges)
-    is_zero = is_float and all(low == high == 0.0 for low, high in ranges)
-    return Judgement(hasher.intdigest(), is_finite, is_zero)
+    return _Copy(hasher.intdigest(), ranges)
+
+
+def _judged(
+    copies: Sequence[_Copy],
+    sources: Sequence[torch.Tensor],
+    dtypes: Sequence[torch.dtype],
+    on_gpu: Mapping[int, torch.Tensor],
+) -> list[Judgement]:
+    """Judgements of what was copied; `on_gpu` as of `_queue_ranges`, waited for here at once."""
+    found: dict[int, list[float]] = {}
+    if on_gpu:
+        first, *_ = on_gpu.values()
+        ends = torch.stack([each.to(first.device) for each in on_gpu.values()])
+        lists = cast("list[list[float]]", cast("Any", ends).tolist())  # untyped
+        found = dict(zip(on_gpu, lists, strict=True))
+    judgements: list[Judgement] = []
+    for i, (copied, source, dtype) in enumerate(zip(copies, sources, dtypes, strict=True)):
+        ranges = [*copied.ranges, *([found[i]] if i in found else [])]
+        is_finite = all(low - low == high - high == 0.0 for low, high in ranges)
+        is_zero = all(low == high == 0.0 for low, high in ranges)
+        is_judged = bool(source.numel()) and _is_float(dtype)
+        judgements.append(Judgement(copied.digest, is_finite, is_zero and is_judged))
+    return judgements
+
+
+def _is_float(dtype: torch.dtype) -> bool:
+    return dtype.is_floating_point or dtype.is_complex
 
 
 def _split(flat: torch.Tensor, n_elements: int) -> Iterator[torch.Tensor]:
@@ -94,6 +130,9 @@ def _from_gpu(source: torch.Tensor, target: torch.Tensor) -> Iterator[torch.Tens
     flat = source.contiguous().view(-1)
     stream = torch.cuda.Stream(source.device)
     stream.wait_stream(torch.cuda.current_stream(source.device))
+    if source.dtype == target.dtype and _copied_at_once(flat, target, stream):
+        yield target
+        return
     buffers: list[torch.Tensor] = []
     under_way: tuple[torch.Tensor, torch.cuda.Event] | None = None
     try:
@@ -119,6 +158,25 @@ def _from_gpu(source: torch.Tensor, target: torch.Tensor) -> Iterator[torch.Tens
         stream.synchronize()
 
 
+def _copied_at_once(flat: torch.Tensor, target: torch.Tensor, stream: torch.cuda.Stream) -> bool:
+    """Copies all of a GPU's tensor, if all of `target` is page-locked: one wait for the GPU.
+
+    Beside a busy event loop each wait costs up to 5 ms more, until it lets go of the interpreter.
+    """
+    copies = locked_copies()
+    source, place = flat.data_ptr(), target.data_ptr()
+    pieces = [*cut(place, target.nbytes, PINNED_BYTES)]
+    if copies is None or not all(copies.is_locked(place + start) for start, _ in pieces):
+        return False
+    try:
+        with torch.cuda.device(flat.device):
+            for start, stop in pieces:
+                copies.copy(place + start, source + start, stop - start, stream.cuda_stream)
+    finally:
+        stream.synchronize()  # after an error, too: see `_from_gpu`
+    return True
+
+
 def _places(target: torch.Tensor) -> Iterator[tuple[int, int]]:
     """(first element, end) of the pieces that are copied at once."""
     for start, stop in cut(target.data_ptr(), target.nbytes, PINNED_BYTES):
@@ -140,18 +198,38 @@ def _range(piece: torch.Tensor) -> tuple[float, float]:
     return float(low), float(high)
 
 
-def _range_on_gpu(source: torch.Tensor, dtype: torch.dtype) -> tuple[float, float]:
-    """The same of a whole tensor as `dtype`, where it lies; parts of it are cast at a time."""
+def _queue_ranges(
+    sources: Sequence[torch.Tensor], dtypes: Sequence[torch.dtype]
+) -> dict[int, torch.Tensor]:
+    """Have GPUs find the smallest and largest element of what lies there; nobody waits for it.
+
+    An engine on the same GPU has it in turns with this process: a wait for each tensor would be one
+    for the engine's turn each time, and slow it down as often.
+
+    Returns:
+        By the place of each floating-point tensor of a GPU: float64 [2], NaN if there is one.
+    """
+    return {
+        i: _range_on_gpu(source, dtype)
+        for i, (source, dtype) in enumerate(zip(sources, dtypes, strict=True))
+        if source.is_cuda and source.numel() and _is_float(dtype)
+    }
+
+
+def _range_on_gpu(source: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """Ends of a whole tensor as `dtype`, where it lies; parts of it are cast at a time."""
+    flat = source.contiguous().view(-1)
+    is_read_as_it_is = source.dtype == dtype and dtype.itemsize > 1
+    n_elements = len(flat) if is_read_as_it_is else PINNED_BYTES // dtype.itemsize
     found: list[torch.Tensor] = []
-    for part in _split(source.contiguous().view(-1), PINNED_BYTES // dtype.itemsize):
+    for part in _split(flat, n_elements):
         cast_part = part.to(dtype)
         if cast_part.is_complex():
             cast_part = torch.view_as_real(cast_part)
         elif cast_part.itemsize == 1:
             cast_part = cast_part.float()
         found += torch.aminmax(cast_part)
-    low, high = torch.stack([torch.stack(found[::2]).amin(), torch.stack(found[1::2]).amax()])
-    return float(low), float(high)
+    return torch.stack([torch.stack(found[::2]).amin(), torch.stack(found[1::2]).amax()]).double()
 
 
 WeightCheck = Literal["finite", "off"]
@@ -400,11 +478,11 @@ def copy_all(
     judgements: list[Judgement] = []
     gpu: torch.device | None = None
 
-    def copy(tensor: Tensor, value: torch.Tensor) -> Judgement:
+    def copy(tensor: Tensor, value: torch.Tensor) -> _Copy:
         watch.require_wanted()
-        judged = put(bytes_of(content, tensor), TORCH_DTYPES[tensor.dtype], value)
+        copied = _copy(bytes_of(content, tensor), TORCH_DTYPES[tensor.dtype], value)
         watch.copied(tensor.size_bytes)
-        return judged
+        return copied
 
     with (
         torch.no_grad(),
@@ -417,9 +495,24 @@ def copy_all(
                 gpu = next((each.device for each in bucket if each.is_cuda), None)
                 if gpu is not None:
                     _make_ready(content, n_copiers, gpu)
-            judgements += copiers.map(copy, places, bucket)
+            judgements += _copied_and_judged(partial(copiers.map, copy), places, bucket)
             del bucket  # or it would be held while the next one is gathered
     return Copied(judgements, gpu)
+
+
+def _copied_and_judged(
+    begin: Callable[[list[Tensor], list[torch.Tensor]], Iterator[_Copy]],
+    places: Sequence[Tensor],
+    bucket: Sequence[torch.Tensor],
+) -> list[Judgement]:
+    """Judgements in the bucket's order; `begin` has others copy, while GPUs judge."""
+    # The largest first, or others would wait for it alone.
+    order = sorted(range(len(bucket)), key=lambda i: -places[i].size_bytes)
+    copying = begin([places[i] for i in order], [bucket[i] for i in order])
+    dtypes = [TORCH_DTYPES[each.dtype] for each in places]
+    on_gpu = _queue_ranges(bucket, dtypes)
+    copies = dict(zip(order, copying, strict=True))
+    return _judged([copies[i] for i in range(len(bucket))], bucket, dtypes, on_gpu)
 
 
 def _make_ready(content: Bytes, n_copiers: int, gpu: torch.device) -> None:
