@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Callable, Mapping
 from concurrent.futures import Executor
+from functools import partial
 from typing import TypeVar
 
 import msgspec
@@ -62,13 +63,16 @@ class WeightCommands:
         self._threads = threads
         self._timeout_s = timeout_s
         self._brought: set[int] = set()
-        """Versions that the engine has staged."""
+        """Versions that the engine has staged, or is about to."""
+        self._ready: set[int] = set()
+        """Those of them that it has, and that were found sound."""
+        self._judging: dict[int, asyncio.Future[None]] = {}
         specs = weights.specs()
         self._active = ActiveWeights(weights, specs)
         overwriter = engine.overwriter
         self._in_place = InPlace(overwriter, dialer) if overwriter is not None else None
         ways = ways_of_this_host(relay, dialer, engine, root)
-        self._receiver = WeightReceiver(specs, ways, dialer, relay, self._judge)
+        self._receiver = WeightReceiver(specs, ways, dialer, relay)
 
     @property
     def transports(self) -> list[str]:
@@ -117,21 +121,58 @@ class WeightCommands:
             await self._unstage(old)
         self._brought.add(body.version)
         tensors = self._receiver.staged(body.version)
-        await self._off_loop(lambda: self._weights.stage(body.version, tensors))
+        # Side by side: both read all of it, the engine mostly by its device.
+        staging = self._off_loop(lambda: self._weights.stage(body.version, tensors))
+        try:
+            await self._judged(body.version)
+        except EngineFailed:
+            await asyncio.wait((staging,))
+            staging.exception()  # retrieved: asyncio would log it
+            await self._unstage(body.version)
+            self._receiver.refuse(body.version)
+            raise
+        except asyncio.CancelledError:
+            staging.cancel()
+            raise
+        await staging
         if body.version not in self._brought:
             # Given up meanwhile, perhaps before the engine had any of it.
             await self._unstage(body.version)
             message = f"version {body.version} was given up while the engine staged it"
             raise EngineFailed(Problem("update_failed", message, "failed"))
+        self._ready.add(body.version)
         return prepared
+
+    async def _judged(self, version: int) -> None:
+        """Waits until a version was found sound, which goes on if this is cancelled.
+
+        Raises:
+            EngineFailed: it is not; `.field` names the tensor.
+        """
+        tensors, manifest = self._receiver.staged(version), self._receiver.manifest_of(version)
+        judging = asyncio.ensure_future(asyncio.to_thread(self._judge, tensors, manifest))
+        self._judging[version] = judging
+        try:
+            await asyncio.shield(judging)
+        finally:
+            judging.add_done_callback(partial(self._end_judging, version))
+
+    def _end_judging(self, version: int, judging: asyncio.Future[None]) -> None:
+        if self._judging.get(version) is judging:
+            del self._judging[version]
+        if not judging.cancelled():
+            judging.exception()  # retrieved: asyncio would log it
 
     async def _unstage(self, version: int) -> None:
         self._brought.discard(version)
+        self._ready.discard(version)
         await self._off_loop(lambda: self._weights.unstage(version))
 
     async def _give_up(self, version: int) -> None:
         # Before its bytes are given back: an install that waits would read others.
         await self._unstage(version)
+        if version in self._judging:
+            await asyncio.wait((self._judging[version],))  # it reads them, too
         self._receiver.give_up(version)
         if self._in_place is not None:
             self._in_place.drop(version)
@@ -139,7 +180,7 @@ class WeightCommands:
     async def _commit(self, body: CommitUpdate) -> Committed:
         if self._is_active(body.version):
             return Committed(body.version, 0.0)
-        if self._receiver.has(body.version):
+        if self._receiver.has(body.version) and body.version in self._ready:
             tensors = self._receiver.staged(body.version)
             swap = await self._off_loop(
                 lambda: self._weights.install(body.version, tensors, body.in_flight)
@@ -166,5 +207,5 @@ class WeightCommands:
         is_made_up = self._engine.facts.is_made_up and not stats.version
         return stats.is_torn or is_made_up or self._active.is_zero(name)
 
-    async def _off_loop(self, call: Callable[[], Result]) -> Result:
-        return await asyncio.get_running_loop().run_in_executor(self._threads, call)
+    def _off_loop(self, call: Callable[[], Result]) -> asyncio.Future[Result]:
+        return asyncio.get_running_loop().run_in_executor(self._threads, call)

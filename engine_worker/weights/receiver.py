@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from importlib.util import find_spec
 from pathlib import Path
@@ -58,9 +58,6 @@ def ways_of_this_host(
     return ways
 
 
-Judge = Callable[[Mapping[str, RawTensor], Manifest], None]
-"""Called in a thread with the bytes of a version and its manifest; raises to refuse it."""
-
 MAX_STAGED = 2
 """More versions staged than this: the oldest is dropped."""
 
@@ -74,17 +71,15 @@ class WeightReceiver:
         ways: Mapping[str, Fetcher],
         dialer: Dialer | None = None,
         relay: Relay | None = None,
-        judge: Judge | None = None,
     ) -> None:
         """`specs`: what the engine expects; `ways`: by transport, `tcp` among them.
 
-        `relay` serves what is held here to other workers; `judge` may refuse what was verified.
+        `relay` serves what is held here to other workers.
         """
         self._specs = {each.name: each for each in specs}
         self._ways = dict(ways)
         self._dialer = dialer
         self._relay = relay or Relay()
-        self._judge = judge
         self._staged: dict[int, Staged] = {}
         self._limits: dict[int, asyncio.Timeout] = {}
         """Of versions that are on their way here."""
@@ -107,7 +102,6 @@ class WeightReceiver:
         if ask.version not in self._staged:
             async with self._store(ask, timeout_s) as store:
                 staged, why = await self._fetch(store, ask)
-                await self._require_sound(staged)
             while len(self._staged) >= MAX_STAGED:
                 # Not released: a caller that has not called `drop` may still read it.
                 oldest = self._staged.pop(next(iter(self._staged))).manifest
@@ -145,6 +139,14 @@ class WeightReceiver:
         """
         return self._staged[version].tensors
 
+    def manifest_of(self, version: int) -> Manifest:
+        """What a staged version holds.
+
+        Raises:
+            KeyError: the version is not staged.
+        """
+        return self._staged[version].manifest
+
     def give_up(self, version: int) -> None:
         """Stop the transfer of a version that is not wanted any more, and drop what is here."""
         limit = self._limits.pop(version, None)
@@ -157,6 +159,12 @@ class WeightReceiver:
         staged = self._staged.pop(version, None)
         if staged is not None:
             staged.release()
+
+    def refuse(self, version: int) -> None:
+        """Drop a version that no engine should get, and serve it to nobody any more. Idempotent."""
+        if version in self._staged:
+            self._relay.end(self._staged[version].manifest.policy, version)
+        self.drop(version)
 
     def keep_nothing(self) -> None:
         """Give back the memory that is kept from one version to the next."""
@@ -208,18 +216,6 @@ class WeightReceiver:
         if problem is not None:
             raise Refused(problem)
         return manifest
-
-    async def _require_sound(self, staged: Staged) -> None:
-        if self._judge is None:
-            return
-        manifest = staged.manifest
-        try:
-            await asyncio.to_thread(self._judge, staged.tensors, manifest)
-        except EngineFailed:
-            # Not at a cancellation: then the thread still reads it.
-            self._relay.end(manifest.policy, manifest.version)
-            staged.release()
-            raise
 
 
 def _given_up(ask: PrepareUpdate) -> Problem:

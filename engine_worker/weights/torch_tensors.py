@@ -12,8 +12,7 @@ from rolloutbus.bus.weights.side_by_side import n_threads, side_by_side
 from rolloutbus.bus.wire.messages.weights import Bucket
 
 BOUNCE_BYTES = 16 * 1024 * 1024
-"""Pinned memory that bytes pass through on their way: several times as fast as without. Steps wait
-while it is made, so that a larger buffer would be a gap in what they sample."""
+"""Pinned memory that bytes pass through on their way: several times as fast as without."""
 MAX_QUEUED = 64
 """Copies between two looks at how far the GPU has come; at most twice as many are under way."""
 SPARE_BYTES = 1 << 30
@@ -35,6 +34,10 @@ class DeviceCopies:
         self._held: dict[int, tuple[torch.Tensor, Mapping[str, torch.Tensor]]] = {}
         self._spare: torch.Tensor | None = None
         """Memory that goes from version to version."""
+        if device.type == "cuda":
+            # Torch keeps them. Made for the first version they would hold up steps for 0.3 s.
+            with torch.cuda.device(device):
+                _ = [_bounce() for _ in range(2 * n_threads())]
 
     def stage(self, version: int, tensors: Mapping[str, Bytes]) -> None:
         """Copy a version's tensors, uint8 [size_bytes] each, if there is room for all of them."""
@@ -54,7 +57,6 @@ class DeviceCopies:
         whole = [(raw, places[name]) for name, raw in tensors.items()]
         # One queue of copies is as fast as the link, and a step's own copies wait behind no more.
         shares = [whole] if _is_locked(whole) else _shares(whole)
-        # Made here, one after another: a step that waits for one shall not wait for all.
         bounces = [[] if len(shares) == 1 else [_bounce(), _bounce()] for _ in shares]
         for _ in side_by_side(self._copy, [*zip(shares, bounces, strict=True)], start):
             pass
