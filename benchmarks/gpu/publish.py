@@ -111,8 +111,10 @@ class Readers:
                 before = now
 
     async def news(self) -> News:
-        """Arrivals and gaps of now."""
-        return self.arrivals, self.gaps
+        """Arrivals and gaps since the last time."""
+        found = self.arrivals, self.gaps
+        self.arrivals, self.gaps = [], []
+        return found
 
     async def close(self) -> None:
         """Read no more."""
@@ -140,7 +142,7 @@ class ReadersElsewhere:
         await self._ask("begun")
 
     async def news(self) -> News:
-        """Arrivals and gaps until now; clocks of processes agree."""
+        """Arrivals and gaps since the last time; clocks of processes agree."""
         return await self._ask("news")
 
     async def close(self) -> None:
@@ -251,12 +253,14 @@ async def measure_way(
 ) -> dict[str, Any]:
     """The first publish and others of one row, each told at once."""
     found: list[Publishing] = []
-    news: News = [], []
+    news: News = [], []  # brought piece by piece: all at once would be a gap of its own
     for number in range(options.rounds + 1):
         await asyncio.sleep(QUIET_S)
         found.append(await publish(publisher, weights, way))
         await asyncio.sleep(AFTER_S)
-        news = await readers.news()
+        arrivals, gaps = await readers.news()
+        news[0].extend(arrivals)
+        news[1].extend(gaps)
         told = json.dumps(told_of(found[-1], news))
         _say(f"{name}: publish {number} of {options.rounds}: {told}")
     row = row_of(found, news)
