@@ -1,6 +1,8 @@
 """What cannot be weights fails when it is staged, and what is active stays."""
 
-from collections.abc import Iterator
+import asyncio
+import threading
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import msgspec
@@ -11,6 +13,7 @@ from rolloutbus.bus.wire.codec import pack
 from rolloutbus.bus.wire.entry import Entry
 from rolloutbus.bus.wire.messages.endings import Problem
 from rolloutbus.bus.wire.messages.weights import (
+    AbortUpdate,
     Committed,
     CommitUpdate,
     Prepared,
@@ -22,6 +25,7 @@ from rolloutbus.engine_worker.engine import Step
 from rolloutbus.engine_worker.engines.fake.engine import FakeEngine
 from rolloutbus.engine_worker.engines.fake.settings import FakeSettings
 from rolloutbus.engine_worker.host.commands import HostCommands
+from rolloutbus.engine_worker.weights.raw_tensor import RawTensor
 from tests.integration.live_fleet import DEADLINE_S
 from tests.integration.relay_family import put
 from tests.integration.store_harness import StoreHarness, store_harness
@@ -57,8 +61,16 @@ class Worker:
         self, tensors: Model, transport: Transport = "shm", mode: UpdateMode = "staged"
     ) -> tuple[int, msgspec.Struct]:
         version = await put(self._store, tensors)
+        return version, await self.prepare_version(version, transport, mode)
+
+    async def prepare_version(
+        self, version: int, transport: Transport = "shm", mode: UpdateMode = "staged"
+    ) -> msgspec.Struct:
         ask = PrepareUpdate("default", version, self._store.bulk, transport, mode=mode)
-        return version, await self._do("prepare_update", ask)
+        return await self._do("prepare_update", ask)
+
+    async def give_up(self, version: int) -> msgspec.Struct:
+        return await self._do("abort_update", AbortUpdate("default", version))
 
     async def commit(self, version: int) -> msgspec.Struct:
         return await self._do("commit_update", CommitUpdate("default", version, "keep"))
@@ -71,6 +83,50 @@ class Worker:
 
     async def _do(self, kind: str, body: msgspec.Struct) -> msgspec.Struct:
         return (await self._commands.carry_out(Entry(kind, "c/1", body=pack(body))))[1]
+
+
+class HeldStaging:
+    """An engine's staging, which waits until it may end."""
+
+    def __init__(self, engine: FakeEngine, patch: pytest.MonkeyPatch) -> None:
+        self.has_begun = threading.Event()
+        self.may_end = threading.Event()
+        self._stage = engine.weights.stage
+        patch.setattr(engine.weights, "stage", self._wait_and_stage)
+
+    def _wait_and_stage(self, version: int, tensors: Mapping[str, RawTensor]) -> None:
+        self.has_begun.set()
+        assert self.may_end.wait(DEADLINE_S)
+        self._stage(version, tensors)
+
+
+@pytest.mark.parametrize("is_given_up", [False, True], ids=["wanted", "given up"])
+async def test_a_version_is_installed_only_once_it_is_staged_and_found_sound(
+    tmp_path: Path, engine: FakeEngine, monkeypatch: pytest.MonkeyPatch, is_given_up: bool
+) -> None:
+    staging = HeldStaging(engine, monkeypatch)
+    async with store_harness(tmp_path) as store:
+        worker = Worker(store, engine)
+        version = await put(store, model(2.0))
+        preparing = asyncio.create_task(worker.prepare_version(version))
+        assert await asyncio.to_thread(staging.has_begun.wait, DEADLINE_S)
+        early = await worker.commit(version)
+        assert isinstance(early, Problem)
+        assert "not staged" in early.message
+        giving_up = asyncio.create_task(worker.give_up(version)) if is_given_up else None
+        await asyncio.sleep(0)
+        staging.may_end.set()
+        prepared = await preparing
+        if giving_up is None:
+            assert isinstance(prepared, Prepared)
+            assert isinstance(await worker.commit(version), Committed)
+            assert engine.stats().version == version
+        else:
+            await giving_up
+            assert isinstance(prepared, Problem)
+            assert "given up" in prepared.message
+            assert isinstance(await worker.commit(version), Problem)
+            assert engine.stats().version == 0
 
 
 @pytest.mark.parametrize("transport", ["shm", "tcp"])
