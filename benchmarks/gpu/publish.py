@@ -21,7 +21,6 @@ import argparse
 import asyncio
 import json
 import math
-import multiprocessing
 import statistics
 import sys
 import tempfile
@@ -30,9 +29,8 @@ from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from itertools import pairwise
-from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any, Literal, cast, get_args
+from typing import Any, Literal, Self, cast, get_args
 
 import torch
 
@@ -77,6 +75,7 @@ class Publishing:
 Place = Literal["elsewhere", "beside"]
 News = tuple[list[tuple[float, int]], list[tuple[float, float]]]
 """Arrivals and gaps; see `Readers`."""
+MAX_NEWS_BYTES = 64 << 20
 
 
 class Readers:
@@ -128,14 +127,19 @@ class Readers:
 class ReadersElsewhere:
     """`Readers` in another process: nothing that the publisher's does keeps them from reading."""
 
-    def __init__(self, address: str, n_streams: int) -> None:
-        process = multiprocessing.get_context("spawn")
-        self._own, other = process.Pipe()
-        self._process = process.Process(
-            target=_read_for, args=(other, address, n_streams), daemon=True
+    def __init__(self, process: asyncio.subprocess.Process) -> None:
+        self._process = process
+
+    @classmethod
+    async def begin(cls, address: str, n_streams: int) -> Self:
+        """Start the process; it ends with this one's end of its input."""
+        pipe = asyncio.subprocess.PIPE
+        command = (sys.executable, __file__, "--streams", str(n_streams), "--read", address)
+        return cls(
+            await asyncio.create_subprocess_exec(
+                *command, stdin=pipe, stdout=pipe, limit=MAX_NEWS_BYTES
+            )
         )
-        self._process.start()
-        other.close()  # so that a process that dies is noticed
 
     async def begun(self) -> None:
         """Wait for the first delta."""
@@ -143,33 +147,33 @@ class ReadersElsewhere:
 
     async def news(self) -> News:
         """Arrivals and gaps since the last time; clocks of processes agree."""
-        return await self._ask("news")
+        arrivals, gaps = await self._ask("news")
+        return [(at, n) for at, n in arrivals], [(start, stop) for start, stop in gaps]
 
     async def close(self) -> None:
         """Read no more."""
-        await self._ask("close")
-        await asyncio.to_thread(self._process.join)
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        await self._process.wait()
 
-    async def _ask(self, what: str) -> Any:  # noqa: ANN401 - what a pipe brings
-        self._own.send(what)
-        try:
-            return await asyncio.to_thread(self._own.recv)
-        except EOFError:
-            raise SystemExit("the process that reads streams has ended: see above") from None
+    async def _ask(self, what: str) -> Any:  # noqa: ANN401 - any JSON
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._process.stdin.write(f"{what}\n".encode())
+        answer = await self._process.stdout.readline()
+        if not answer:
+            raise SystemExit("the process that reads streams has ended: see above")
+        return json.loads(answer)
 
 
-def _read_for(asked: Connection, address: str, n_streams: int) -> None:
-    """Reads streams, and answers what `ReadersElsewhere` asks."""
-
-    async def read() -> None:
-        async with rolloutbus.connect(address, name="reader") as client:
-            readers = Readers(client, n_streams)
-            while (what := await asyncio.to_thread(asked.recv)) != "close":
-                asked.send(await (readers.begun() if what == "begun" else readers.news()))
-            await readers.close()
-            asked.send(None)
-
-    asyncio.run(read())
+async def read_for_another(address: str, n_streams: int) -> None:
+    """Reads streams, and answers on standard output what `ReadersElsewhere` asks."""
+    async with rolloutbus.connect(address, name="reader") as client:
+        readers = Readers(client, n_streams)
+        while asked := (await asyncio.to_thread(sys.stdin.readline)).strip():
+            answer = await (readers.begun() if asked == "begun" else readers.news())
+            print(json.dumps(answer), flush=True)
+        await readers.close()
 
 
 def rate(news: News, start: float, stop: float) -> float:
@@ -233,7 +237,7 @@ async def measure(
                 readers = (
                     Readers(client, options.streams)
                     if is_beside
-                    else ReadersElsewhere(fleet.address, options.streams)
+                    else await ReadersElsewhere.begin(fleet.address, options.streams)
                 )
                 await readers.begun()
                 name = f"{way}, readers {place}"
@@ -377,7 +381,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
         "--readers", nargs="+", default=["elsewhere", "beside"], choices=get_args(Place)
     )
     parser.add_argument("--picture", type=Path, help="a file for the waterfall of phases")
+    parser.add_argument("--read", help=argparse.SUPPRESS)
     options = parser.parse_args(arguments)
+    if options.read:
+        asyncio.run(read_for_another(options.read, options.streams))
+        return
     with tempfile.TemporaryDirectory(prefix="publish-") as folder:
         report = run(options, Path(folder))
     if options.picture:
