@@ -94,9 +94,16 @@ async def recorded_run(fleet: Fleet, token_limit: TokenLimit, directory: Path) -
                 await _publish(client)
                 fleet.kill(VICTIM)
                 await fleet.wait_ready(START_S)
-                # What goes on goes on where both listen, the new worker included.
-                recorded.reset_subscriptions()
-                own.reset_subscriptions()
+                # What goes on goes on where both listen, the new worker included. Until they do
+                # nothing is sampled there that they would miss.
+                token_limit.move(0)
+                held = Streamed(
+                    client, [1], fake_sampling(1), worker=VICTIM, deadline_s=2 * START_S
+                )
+                for each in (recorded, own):
+                    await each.until(lambda each=each: each.hears_of(held.rid, VICTIM))
+                token_limit.move(N_BEFORE)
+                await held.rollout()
                 await sample_until_both_received(client, recorded, own)
             rollouts = [await each.rollout() for each in streams]
             version = await _publish(client)

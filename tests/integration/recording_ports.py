@@ -73,6 +73,10 @@ class RecordingPorts:
         self.workers.clear()
         self.receives_tap = False
 
+    def hears_of(self, rid: str, worker: str) -> bool:
+        """Whether a worker's subscription brought word of a request, be it that it waits."""
+        return any(entry.route == worker and rid in rids_in(entry) for _, entry in self.published)
+
     def kinds(self) -> list[str]:
         """Kinds of the messages from the router."""
         return [entry.kind for entry in self.received]
