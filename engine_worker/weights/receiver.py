@@ -161,7 +161,7 @@ class WeightReceiver:
             staged.release()
 
     def refuse(self, version: int) -> None:
-        """Drop a version that no engine should get, and serve it to nobody any more. Idempotent."""
+        """Drop a version with wrong values: other workers cannot get it here either. Idempotent."""
         if version in self._staged:
             self._relay.end(self._staged[version].manifest.policy, version)
         self.drop(version)

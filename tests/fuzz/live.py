@@ -31,7 +31,7 @@ from rolloutbus.trainer_adapter.client.core.settings import ClientSettings
 from tests.fuzz.garbage import connect_and_say, nonsense
 from tests.fuzz.intruder import Intruder
 from tests.integration.key_directory import KeyDirectory
-from tests.integration.live_fleet import DEADLINE_S, assert_fake_rollout, fake_sampling, n_held
+from tests.integration.live_fleet import DEADLINE_S, assert_fake_rollout, fake_sampling
 
 PATIENT = LeaseSettings(lease_s=30.0, holder_s=24.0, silence_s=20.0, recovery_s=31.0)
 """A worker that is only slow under attack is none that died of it. Nobody connects anew because of
@@ -109,16 +109,12 @@ class Target:
             found.append((address.hostname, address.port))
         return found
 
-    def n_fds(self) -> int:
-        """Descriptors open in all of them.
+    def fds(self) -> set[str]:
+        """What is open in whom: files, pipes, and the two ends of each TCP connection.
 
         Raises:
             FileNotFoundError: one of them has died.
         """
-        return sum(n_held("fd", pid) for pid in self.pids.values())
-
-    def fds(self) -> set[str]:
-        """What is open in whom: files, pipes, and the two ends of each TCP connection."""
         found: set[str] = set()
         for name, pid in self.pids.items():
             ends = {
@@ -144,6 +140,7 @@ class Target:
         they come to it, which on a busy machine is after the first answer."""
         deadline = time.monotonic() + SETTLE_S
         found, since = self.fds(), time.monotonic()
+        # Nothing tells when another process opens a descriptor.
         while time.monotonic() - since < STEADY_S and time.monotonic() < deadline:
             await asyncio.sleep(LOOK_S)
             if (now := self.fds()) != found:
@@ -154,7 +151,7 @@ class Target:
         """How many more descriptors are open than before, once no more are closed."""
         deadline = time.monotonic() + SETTLE_S
         # Nothing tells when another process closes a descriptor.
-        while (growth := self.n_fds() - before) > 0 and time.monotonic() < deadline:  # noqa: ASYNC110
+        while (growth := len(self.fds()) - before) > 0 and time.monotonic() < deadline:  # noqa: ASYNC110
             await asyncio.sleep(LOOK_S)
         return growth
 

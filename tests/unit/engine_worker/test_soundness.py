@@ -37,13 +37,22 @@ def test_infinity_and_nan_are_counted_in_every_type(dtype: str, content: Bytes) 
     assert n_not_finite(content, dtype) == 3
 
 
+@pytest.mark.parametrize("bad", [INF, -INF, NAN, -NAN])
+@pytest.mark.parametrize("type_", [np.float64, np.float32, np.float16])
+def test_one_bad_number_is_found_whatever_its_sign(
+    bad: float, type_: type[np.floating[Any]]
+) -> None:
+    content = raw([-1.0, 1.0, bad], type_)
+    assert n_not_finite(content, f"F{8 * np.dtype(type_).itemsize}") == 1
+
+
 def test_integers_are_always_finite() -> None:
     assert n_not_finite(raw([-1, 0, 2**31 - 1], np.int32), "I32") == 0
 
 
-@pytest.mark.parametrize("at", [0, 1 << 18, (1 << 19) + 5])
+@pytest.mark.parametrize("at", [0, 1 << 20, (1 << 21) + 5])
 def test_one_bad_number_is_found_wherever_it_is(at: int) -> None:
-    values = np.zeros((1 << 19) + 6, np.float32)
+    values = np.zeros((1 << 21) + 6, np.float32)
     assert is_zero(values.view(np.uint8))
     values[at] = NAN
     assert n_not_finite(values.view(np.uint8), "F32") == 1
