@@ -1,0 +1,281 @@
+"""The two loops that `rl_loop.py` compares, each in a process of its own.
+
+Reads one JSON line per turn from standard input and answers with one on standard output.
+"""
+
+import asyncio
+import importlib
+import json
+import sys
+import time
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+import rolloutbus
+from benchmarks.gpu.rl_training import Asked, Load, Sampled, StepReport, Trainer, asked
+from benchmarks.gpu.weights import only_gpu
+from rolloutbus import Rollout, RolloutClient, SamplingParams, WeightPublisher
+from rolloutbus.engine_worker.engines.sglang.settings import SglangSettings
+from rolloutbus.engine_worker.engines.sglang.upstream import names as upstream
+from rolloutbus.engine_worker.engines.sglang.upstream.arguments import server_arguments
+
+DEADLINE_S = 300.0
+
+
+class Turn(msgspec.Struct, frozen=True):
+    """What is asked for: so many steps, of groups from this number on."""
+
+    steps: int
+    first_group: int
+
+
+class Span(msgspec.Struct, frozen=True):
+    """Something that the loop did or waited for; moments of time.perf_counter()."""
+
+    what: str
+    began: float
+    ended: float
+
+
+class TurnReport(msgspec.Struct):
+    """What a loop did in a turn."""
+
+    began: float = 0.0
+    ends: list[float] = []
+    """When the engine had the weights of each step; moments of time.perf_counter()."""
+    spans: list[Span] = []
+    steps: list[StepReport] = []
+    oldest: int = 0
+    """Versions that the oldest token trained on lay behind."""
+
+    def note(self, what: str, began: float) -> float:
+        """Something that began then has ended; returns this moment."""
+        ended = time.perf_counter()
+        self.spans.append(Span(what, began, ended))
+        print(f"  {what} {ended - began:.2f} s", file=sys.stderr, flush=True)
+        return ended
+
+
+# --------------------------------------------------------------------------------------------------
+# Synchronous: an engine in this process
+
+
+class Synchronous:
+    """Samples a batch, trains on it, gives the engine the weights; one after another."""
+
+    def __init__(self, folder: Path, load: Load, engine: dict[str, Any]) -> None:
+        arguments = engine.pop("arguments")
+        if load.device == "cuda":
+            arguments["base_gpu_id"] = 1
+        settings = SglangSettings(model=str(folder), arguments=arguments, **engine)
+        chosen = server_arguments(settings, upstream.server_argument_types())
+        self._engine: Any = importlib.import_module("sglang").Engine(**chosen)
+        self._load = load
+        self._trainer = Trainer(folder, load)
+
+    def turn(self, turn: Turn) -> TurnReport:
+        """Take so many steps."""
+        self._give_weights()
+        report = TurnReport(began=time.perf_counter())
+        for step in range(turn.steps):
+            began = time.perf_counter()
+            first = turn.first_group + step * self._load.groups
+            groups = self._sample(
+                [asked(self._load, first + place) for place in range(self._load.groups)]
+            )
+            began = report.note("sample", began)
+            report.steps.append(self._trainer.step(groups))
+            began = report.note("train", began)
+            self._give_weights()
+            report.ends.append(report.note("weights", began))
+        return report
+
+    def _sample(self, batch: list[Asked]) -> list[Sampled]:
+        answers: list[dict[str, Any]] = self._engine.generate(
+            input_ids=[each.prompt for each in batch for _ in each.lengths],
+            sampling_params=[
+                {"max_new_tokens": n, "temperature": 1.0, "ignore_eos": True}
+                for each in batch
+                for n in each.lengths
+            ],
+            return_logprob=True,
+        )
+        rows = iter(answers)
+        return [_from_sglang(each.prompt, [next(rows) for _ in each.lengths]) for each in batch]
+
+    def _give_weights(self) -> None:
+        """SGLang's own way for tensors of this process; they have to lie on the engine's GPU."""
+        weights = self._trainer.weights()
+        if self._load.device == "cuda":
+            weights = {name: each.to("cuda:1") for name, each in weights.items()}
+        is_taken, why = self._engine.update_weights_from_tensor([*weights.items()])
+        if not is_taken:
+            raise SystemExit(f"the engine did not take the weights: {why}")
+
+
+def _from_sglang(prompt: list[int], rows: list[dict[str, Any]]) -> Sampled:
+    told = [row["meta_info"]["output_token_logprobs"] for row in rows]
+    return Sampled(
+        prompt, [row["output_ids"] for row in rows], [[each[0] for each in row] for row in told]
+    )
+
+
+def main_synchronous(folder: Path, load: Load, engine: dict[str, Any]) -> None:
+    """Start an engine and take turns until the input ends."""
+    loop = Synchronous(folder, load, engine)
+    for line in iter(sys.stdin.readline, ""):
+        print(_encoded(loop.turn(msgspec.json.decode(line, type=Turn))), flush=True)
+
+
+# --------------------------------------------------------------------------------------------------
+# Asynchronous: over the bus
+
+
+class OverBus:
+    """Trains while a worker samples, as far ahead as the bound on staleness allows."""
+
+    def __init__(self, trainer: Trainer, load: Load, client: RolloutClient) -> None:
+        self._trainer = trainer
+        self._load = load
+        self._client = client
+        self._publisher = WeightPublisher(client)
+
+    async def turn(self, turn: Turn) -> TurnReport:
+        """Take so many steps."""
+        version = await self._publish()
+        report = TurnReport(began=time.perf_counter())
+        ahead = SamplingAhead(self._client, self._load, turn.first_group)
+        try:
+            for step in range(turn.steps):
+                ahead.admit(step)
+                began = time.perf_counter()
+                groups = await ahead.take(step)
+                began = report.note("wait", began)
+                oldest = min(int(row.token_versions.min()) for _, rows in groups for row in rows)
+                report.oldest = max(report.oldest, version - oldest)
+                report.steps.append(await asyncio.to_thread(self._train, groups))
+                began = report.note("train", began)
+                version = await self._publish()
+                report.ends.append(report.note("weights", began))
+        finally:
+            await ahead.close()
+        if report.oldest > self._load.bound:
+            raise SystemExit(f"a token lay {report.oldest} versions behind, {self._load.bound} may")
+        return report
+
+    def _train(self, groups: list[tuple[Asked, list[Rollout]]]) -> StepReport:
+        return self._trainer.step(
+            [
+                Sampled(
+                    group.prompt,
+                    [row.tokens.tolist() for row in rows],
+                    [row.logprobs.tolist() for row in rows],
+                )
+                for group, rows in groups
+            ]
+        )
+
+    async def _publish(self) -> int:
+        published = await self._publisher.publish(
+            self._trainer.weights(), in_flight="keep", require="all", deadline_s=DEADLINE_S
+        )
+        return published.version
+
+
+class SamplingAhead:
+    """Begins groups in order, and hands out batches that keep to the bound.
+
+    By step s no more than s + bound + 1 batches have begun. A batch has all groups that would be
+    too old for the next one, which are never more than a batch: nothing is thrown away, long
+    rollouts least of all, and the trainer waits for whoever is late.
+    """
+
+    def __init__(self, client: RolloutClient, load: Load, first_group: int) -> None:
+        self._client = client
+        self._load = load
+        self._next = first_group
+        self._n_begun = 0
+        self._open: list[tuple[int, asyncio.Task[tuple[Asked, list[Rollout]]]]] = []
+        """In order: the step at which it began, and the group."""
+
+    def admit(self, step: int) -> None:
+        """Begin what the bound allows, now that so many steps are done."""
+        while self._n_begun < (step + self._load.bound + 1) * self._load.groups:
+            task = asyncio.create_task(self._sample(asked(self._load, self._next)))
+            self._open.append((step, task))
+            self._next += 1
+            self._n_begun += 1
+
+    async def take(self, step: int) -> list[tuple[Asked, list[Rollout]]]:
+        """Wait for the groups of this step; those that began first come first."""
+        due = [task for begun, task in self._open if begun <= step - self._load.bound]
+        if due:
+            await asyncio.wait(due)
+        while sum(task.done() for _, task in self._open) < self._load.groups:
+            running = [task for _, task in self._open if not task.done()]
+            await asyncio.wait(running, return_when="FIRST_COMPLETED")
+        taken = [task for _, task in self._open if task.done()][: self._load.groups]
+        self._open = [each for each in self._open if each[1] not in taken]
+        return [task.result() for task in taken]
+
+    async def close(self) -> None:
+        """Abort what still runs."""
+        for _, task in self._open:
+            task.cancel()
+        await asyncio.gather(*(task for _, task in self._open), return_exceptions=True)
+
+    async def _sample(self, group: Asked) -> tuple[Asked, list[Rollout]]:
+        samples = (
+            self._client.generate(
+                group.prompt,
+                SamplingParams(max_new_tokens=n, temperature=1.0, ignore_eos=True),
+                deadline_s=DEADLINE_S,
+            )
+            for n in group.lengths
+        )
+        return group, await asyncio.gather(*samples)
+
+
+@asynccontextmanager
+async def fleet_of_one(folder: Path, engine: dict[str, Any]) -> AsyncGenerator[RolloutClient]:
+    """A client of a worker that sees the second GPU alone."""
+    up = rolloutbus.up(model=folder, workers=1, engine="sglang", engine_options=engine)
+    with only_gpu(1):
+        fleet = await up.__aenter__()
+    try:
+        async with rolloutbus.connect(fleet.address, name="trainer") as client:
+            yield client
+    finally:
+        await up.__aexit__(None, None, None)
+
+
+async def main_over_bus(folder: Path, load: Load, engine: dict[str, Any]) -> None:
+    """Start a fleet and take turns until the input ends."""
+    trainer = Trainer(folder, load)
+    reading = asyncio.get_running_loop().run_in_executor
+    async with fleet_of_one(folder, engine) as client:
+        loop = OverBus(trainer, load, client)
+        while line := await reading(None, sys.stdin.readline):
+            print(_encoded(await loop.turn(msgspec.json.decode(line, type=Turn))), flush=True)
+
+
+def _encoded(report: TurnReport) -> str:
+    return msgspec.json.encode(report).decode()
+
+
+def main() -> None:
+    """Start one loop and serve."""
+    side, folder, load, engine = sys.argv[1:]
+    given = (Path(folder), msgspec.json.decode(load, type=Load), json.loads(engine))
+    if side == "synchronous":
+        main_synchronous(*given)
+    else:
+        asyncio.run(main_over_bus(*given))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,207 @@
+"""What both loops of `rl_loop.py` train on: the prompts, the reward, and a GRPO step on one GPU.
+
+Lengths are drawn beforehand, lognormal as those of reasoning models are, and both loops ask for the
+same ones in the same order: made-up weights end their texts at no sensible place. The reward is the
+share of a rollout's tokens in the lower half of the vocabulary, which is 0.5 by chance.
+"""
+
+# pyright: reportUnknownMemberType=false
+# The stubs of torch and transformers leave parameters untyped.
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from random import Random
+from typing import Any, cast
+
+import msgspec
+import torch
+from torch import Tensor
+from torch.utils import checkpoint
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from rolloutbus.examples.grpo import clipped_loss
+
+LEARNING_RATE = 1e-5
+PLACES = 2048
+"""Of the logits that exist at a time; each of them has a number for every word."""
+
+
+class Load(msgspec.Struct, frozen=True):
+    """How much is sampled and trained on."""
+
+    device: str
+    """`cuda`: trains on the first GPU and samples on the second; or `cpu`."""
+    vocabulary: int
+    groups: int
+    """Of a training step."""
+    group: int
+    """Rollouts of one prompt."""
+    prompt_tokens: int
+    median: int
+    """New tokens of a rollout."""
+    sigma: float
+    longest: int
+    micro_tokens: int
+    """Places of a forward pass, those of prompts and padding included."""
+    bound: int
+    """Versions that the oldest token trained on may lie behind; the synchronous loop knows none."""
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """One prompt, and how long the rollouts of its group become."""
+
+    prompt: list[int]
+    lengths: list[int]
+
+
+@dataclass(frozen=True, slots=True)
+class Sampled:
+    """The rollouts of one prompt."""
+
+    prompt: list[int]
+    tokens: list[Sequence[int]]
+    """Of each rollout."""
+    logprobs: list[Sequence[float]]
+    """Of each rollout: under the weights that sampled it."""
+
+
+class StepReport(msgspec.Struct, frozen=True):
+    """What a training step was like."""
+
+    rollouts: int
+    tokens: int
+    reward: float
+    ratio_error: float
+    """Mean of |ratio - 1| before the step: how far the policy is from those that sampled."""
+
+
+def asked(load: Load, number: int) -> Asked:
+    """The group of this number; the same in both loops."""
+    chance = Random(number)
+    lengths = [
+        max(1, min(load.longest, round(load.median * chance.lognormvariate(0.0, load.sigma))))
+        for _ in range(load.group)
+    ]
+    prompt = [chance.randrange(3, load.vocabulary) for _ in range(load.prompt_tokens)]
+    return Asked(prompt, lengths)
+
+
+@dataclass(frozen=True, slots=True)
+class _Row:
+    prompt: list[int]
+    tokens: Sequence[int]
+    logprobs: Sequence[float]
+    advantage: float
+
+
+class Trainer:
+    """A model in the dtype of engines; its optimizer works on a copy in float32."""
+
+    def __init__(self, folder: Path, load: Load) -> None:
+        self.device = torch.device("cuda:0" if load.device == "cuda" else "cpu")
+        self._load = load
+        torch.manual_seed(0)
+        dtype = torch.bfloat16 if load.device == "cuda" else torch.float32
+        with self.device:
+            model = cast("Any", AutoModelForCausalLM).from_config(
+                AutoConfig.from_pretrained(folder), attn_implementation="sdpa", dtype=dtype
+            )
+        self._model = model.train()
+        named = cast("dict[str, Tensor]", dict(model.named_parameters()))
+        self._names = [*named]
+        self._parameters = [*named.values()]
+        # A step is often less than what the last bit of bfloat16 is worth.
+        self._exact = [each.detach().to(torch.float32, copy=True) for each in self._parameters]
+        self._optimizer = torch.optim.AdamW(
+            self._exact, lr=LEARNING_RATE, weight_decay=0.0, fused=True
+        )
+
+    def weights(self) -> dict[str, Tensor]:
+        """For engines; valid until the next step."""
+        return dict(zip(self._names, [each.detach() for each in self._parameters], strict=True))
+
+    def step(self, groups: list[Sampled]) -> StepReport:
+        """Improve the model by one gradient step on all of these. Blocks."""
+        rows, reward = rows_of(groups, self._load.vocabulary // 2)
+        n_tokens = sum(len(row.tokens) for row in rows)
+        error = torch.zeros((), device=self.device)
+        for batch in micro_batches(rows, self._load.micro_tokens):
+            error += self._accumulate(batch, n_tokens)
+        for exact, each in zip(self._exact, self._parameters, strict=True):
+            assert each.grad is not None
+            exact.grad, each.grad = each.grad.float(), None
+        torch.nn.utils.clip_grad_norm_(self._exact, 1.0)
+        self._optimizer.step()
+        self._optimizer.zero_grad(set_to_none=True)
+        for exact, each in zip(self._exact, self._parameters, strict=True):
+            each.detach().copy_(exact)
+        return StepReport(len(rows), n_tokens, reward, error.item() / n_tokens)
+
+    def _accumulate(self, rows: list[_Row], n_all: int) -> Tensor:
+        """Adds the gradient of these rows; returns the sum of their |ratio - 1|."""
+        n_prompt = self._load.prompt_tokens
+        longest = max(len(row.tokens) for row in rows)
+        inputs = torch.zeros(len(rows), n_prompt + longest - 1, dtype=torch.int64)
+        targets = torch.zeros(len(rows), longest, dtype=torch.int64)
+        sampled = torch.zeros(len(rows), longest)
+        is_token = torch.zeros(len(rows), longest, dtype=torch.bool)
+        for place, row in enumerate(rows):
+            n = len(row.tokens)
+            inputs[place, : n_prompt + n - 1] = torch.tensor([*row.prompt, *row.tokens[:-1]])
+            targets[place, :n] = torch.tensor(row.tokens)
+            sampled[place, :n] = torch.tensor(row.logprobs)
+            is_token[place, :n] = True
+        advantages = torch.tensor([row.advantage for row in rows]).unsqueeze(1).expand_as(sampled)
+        inputs, targets, sampled, is_token, advantages = (
+            each.to(self.device) for each in (inputs, targets, sampled, is_token, advantages)
+        )
+        # Padding stands behind the tokens, where a causal model looks from no token: no mask.
+        hidden: Tensor = self._model.model(input_ids=inputs, use_cache=False).last_hidden_state
+        logprobs = self._logprobs(hidden[:, -longest:][is_token], targets[is_token])
+        behaviour = sampled[is_token]
+        loss = clipped_loss(logprobs, behaviour, advantages[is_token])
+        (loss * (behaviour.numel() / n_all)).backward()
+        return ((logprobs.detach() - behaviour).exp() - 1).abs().sum()
+
+    def _logprobs(self, hidden: Tensor, targets: Tensor) -> Tensor:
+        """float32 [n]; the logits of few places at a time exist, and again for their gradient."""
+        again = cast("Any", checkpoint).checkpoint
+        pieces = [slice(at, at + PLACES) for at in range(0, len(targets), PLACES)]
+        return torch.cat(
+            [again(self._piece, hidden[at], targets[at], use_reentrant=False) for at in pieces]
+        )
+
+    def _piece(self, hidden: Tensor, targets: Tensor) -> Tensor:
+        logits: Tensor = self._model.lm_head(hidden).float()
+        return -torch.nn.functional.cross_entropy(logits, targets, reduction="none")
+
+
+def rows_of(groups: list[Sampled], half: int) -> tuple[list[_Row], float]:
+    """All rollouts with their advantages in their group; and the mean reward."""
+    rows: list[_Row] = []
+    rewards: list[float] = []
+    for each in groups:
+        found = torch.tensor(
+            [sum(token < half for token in tokens) / len(tokens) for tokens in each.tokens]
+        )
+        advantages = cast("list[float]", ((found - found.mean()) / (found.std() + 1e-4)).tolist())
+        rewards += cast("list[float]", found.tolist())
+        rows += [
+            _Row(each.prompt, *row)
+            for row in zip(each.tokens, each.logprobs, advantages, strict=True)
+        ]
+    return rows, sum(rewards) / len(rewards)
+
+
+def micro_batches(rows: list[_Row], max_places: int) -> Iterator[list[_Row]]:
+    """Rows of like lengths together, so that little is padding; the longest first."""
+    batch: list[_Row] = []
+    for row in sorted(rows, key=lambda each: -len(each.tokens)):
+        first = batch[0] if batch else row
+        if (len(batch) + 1) * (len(first.prompt) + len(first.tokens)) > max_places and batch:
+            yield batch
+            batch = []
+        batch.append(row)
+    yield batch
