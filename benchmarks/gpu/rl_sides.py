@@ -8,8 +8,6 @@ import importlib
 import json
 import sys
 import time
-from collections.abc import AsyncGenerator
-from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +15,6 @@ import msgspec
 
 import rolloutbus
 from benchmarks.gpu.rl_training import Asked, Load, Sampled, StepReport, Trainer, asked
-from benchmarks.gpu.weights import only_gpu
 from rolloutbus import Rollout, RolloutClient, SamplingParams, WeightPublisher
 from rolloutbus.engine_worker.engines.sglang.settings import SglangSettings
 from rolloutbus.engine_worker.engines.sglang.upstream import names as upstream
@@ -240,24 +237,18 @@ class SamplingAhead:
         return group, await asyncio.gather(*samples)
 
 
-@asynccontextmanager
-async def fleet_of_one(folder: Path, engine: dict[str, Any]) -> AsyncGenerator[RolloutClient]:
-    """A client of a worker that sees the second GPU alone."""
-    up = rolloutbus.up(model=folder, workers=1, engine="sglang", engine_options=engine)
-    with only_gpu(1):
-        fleet = await up.__aenter__()
-    try:
-        async with rolloutbus.connect(fleet.address, name="trainer") as client:
-            yield client
-    finally:
-        await up.__aexit__(None, None, None)
-
-
 async def main_over_bus(folder: Path, load: Load, engine: dict[str, Any]) -> None:
     """Start a fleet and take turns until the input ends."""
     trainer = Trainer(folder, load)
     reading = asyncio.get_running_loop().run_in_executor
-    async with fleet_of_one(folder, engine) as client:
+    up = rolloutbus.up(
+        model=folder,
+        workers=1,
+        engine="sglang",
+        engine_options=engine,
+        gpus=[[1]] if load.device == "cuda" else [],
+    )
+    async with up as fleet, rolloutbus.connect(fleet.address, name="trainer") as client:
         loop = OverBus(trainer, load, client)
         while line := await reading(None, sys.stdin.readline):
             print(_encoded(await loop.turn(msgspec.json.decode(line, type=Turn))), flush=True)

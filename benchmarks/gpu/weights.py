@@ -135,7 +135,7 @@ async def updates(
 ) -> dict[str, list[float]]:
     """Seconds of writing, updating and standing still, of each round but the first."""
     found: dict[str, list[float]] = {"write": [], "update": [], "stall": []}
-    with only_gpu(1 if way == "collective" else 0):
+    with _only_gpu(1 if way == "collective" else 0):
         up = rolloutbus.up(model=model, workers=1, engine=engine, engine_options=OPTIONS[engine])
         fleet = await up.__aenter__()
     try:
@@ -165,7 +165,7 @@ async def updates(
 
 
 @contextlib.contextmanager
-def only_gpu(index: int) -> Generator[None]:
+def _only_gpu(index: int) -> Generator[None]:
     """Processes that are started meanwhile see one GPU; this one has seen them all before."""
     before = os.environ.get("CUDA_VISIBLE_DEVICES")
     os.environ["CUDA_VISIBLE_DEVICES"] = str(index)

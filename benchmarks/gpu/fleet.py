@@ -1,0 +1,332 @@
+"""What do several GPUs behind one router make of it: throughput, and agents by their placement?
+
+One fleet with an SGLang engine on each GPU (or on each `--tp` of them). Two measurements:
+
+- `throughput`: as many requests as one engine has places, all at the first engine, and as many
+  for each engine, placed by the router. Goal: 3.95 times one engine with four (0.9875 of each).
+- `agents`: multi-turn agents in groups that share a task. All turns of all agents go through the
+  same fleet, placed in turns by chance, round robin, by the least load (all three by naming a
+  worker for each request), and by the router, which is told session and group (`names`) or
+  nothing. Engines report the prefixes that they have cached, so that it has them to go by.
+  Caches are empty at the start of each turn. Goal: makespan at most 0.8 of least loaded.
+
+    python benchmarks/gpu/fleet.py --json
+    python benchmarks/gpu/fleet.py --only agents --shape 7b --rounds 3
+    python benchmarks/gpu/fleet.py --device cpu --engines 2 --shape tiny --requests 8 --rounds 2
+"""
+
+import argparse
+import asyncio
+import json
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from random import Random
+from typing import Any, Literal, get_args
+
+import torch
+
+import rolloutbus
+from benchmarks.gpu.sglang_bus import SHAPES, VOCABULARY, write_shape
+from rolloutbus import RolloutClient, SamplingParams, Want
+
+DEADLINE_S = 400.0
+SHARE_GOAL = 0.9875
+MAKESPAN_GOAL = 0.8
+CACHED = Want(cached_tokens=True)
+Measurement = Literal["throughput", "agents"]
+Way = Literal["chance", "round_robin", "least_loaded", "bus", "names"]
+WAYS: tuple[Way, ...] = get_args(Way)
+
+
+# --------------------------------------------------------------------------------------------------
+# Throughput
+
+
+async def salvo(
+    client: RolloutClient, options: argparse.Namespace, n_requests: int, seed: int, worker: str
+) -> float:
+    """Tokens per second of so many requests at once; none has a beginning in common."""
+    chance = Random(seed)
+    top = VOCABULARY[options.shape]
+    sampling = SamplingParams(max_new_tokens=options.new_tokens, ignore_eos=True)
+    prompts = [
+        [chance.randrange(3, top) for _ in range(options.prompt_tokens)] for _ in range(n_requests)
+    ]
+    began = time.perf_counter()
+    rollouts = await asyncio.gather(
+        *(
+            client.generate(prompt, sampling, worker=worker, deadline_s=DEADLINE_S)
+            for prompt in prompts
+        )
+    )
+    return sum(len(each.tokens) for each in rollouts) / (time.perf_counter() - began)
+
+
+async def throughput(
+    client: RolloutClient, workers: list[str], options: argparse.Namespace
+) -> dict[str, Any]:
+    """One engine and all of them in turns; who came first in one round comes last in the next."""
+    rates: dict[str, list[float]] = {"one": [], "fleet": []}
+    for number in range(options.rounds + 1):
+        for side in ("one", "fleet") if number % 2 else ("fleet", "one"):
+            is_one = side == "one"
+            n_requests = options.requests * (1 if is_one else len(workers))
+            seed = 2 * number + is_one
+            rate = await salvo(client, options, n_requests, seed, workers[0] if is_one else "")
+            rates[side].append(rate)
+            _say(f"round {number} of {options.rounds}: {side}: {rate:,.0f} tokens/s")
+    ratios = [f / o for f, o in zip(rates["fleet"][1:], rates["one"][1:], strict=True)]
+    ratio = statistics.median(ratios)
+    return {
+        "new_tokens": options.new_tokens,
+        "requests_per_engine": options.requests,
+        "tokens_per_s": {name: round(statistics.median(each[1:])) for name, each in rates.items()},
+        "fleet_to_one": round(ratio, 3),
+        "ratios": [round(each, 3) for each in ratios],
+        "is_met": ratio >= SHARE_GOAL * len(workers),
+    }
+
+
+# --------------------------------------------------------------------------------------------------
+# Agents
+
+
+@dataclass
+class Agent:
+    """Somebody who asks turn after turn, with all that was said before."""
+
+    name: str
+    group: str
+    context: list[int]
+    turns: list[tuple[int, list[int], float]]
+    """Tokens to sample, what a tool returns to them, seconds that it takes."""
+
+
+def agents_of(options: argparse.Namespace, n_engines: int, seed: int) -> list[Agent]:
+    """Groups that share a task; all share the system prompt."""
+    chance = Random(seed)
+    top = VOCABULARY[options.shape]
+
+    def words(n: int) -> list[int]:
+        return [chance.randrange(3, top) for _ in range(n)]
+
+    def spread(median: float) -> int:
+        return max(1, round(min(4 * median, median * chance.lognormvariate(0.0, 0.6))))
+
+    system = words(options.system_tokens)
+    agents: list[Agent] = []
+    for group in range(options.groups * n_engines):
+        task = system + words(spread(options.task_tokens))
+        for place in range(options.group):
+            turns: list[tuple[int, list[int], float]] = []
+            n_context = len(task)
+            for _ in range(spread(options.turns)):
+                turn = (spread(options.answer_tokens), words(spread(options.result_tokens)))
+                n_context += turn[0] + len(turn[1])
+                if n_context > options.most_tokens:
+                    break
+                turns.append((*turn, chance.expovariate(1 / options.tool_s)))
+            agents.append(Agent(f"s{seed}.{group}.{place}", f"g{seed}.{group}", task, turns))
+    return agents
+
+
+@dataclass
+class Placing:
+    """Chooses a worker for each request, or leaves it to the router."""
+
+    way: Way
+    workers: list[str]
+    chance: Random = field(default_factory=lambda: Random(0))
+    n_asked: int = 0
+    n_open: dict[str, int] = field(default_factory=dict[str, int])
+
+    def options(self, agent: Agent) -> dict[str, str]:
+        """What a request says of where it goes."""
+        match self.way:
+            case "chance":
+                return {"worker": self.chance.choice(self.workers)}
+            case "round_robin":
+                self.n_asked += 1
+                return {"worker": self.workers[self.n_asked % len(self.workers)]}
+            case "least_loaded":
+                return {"worker": min(self.workers, key=lambda each: self.n_open.get(each, 0))}
+            case "bus":
+                return {}
+            case "names":
+                return {"session": agent.name, "group": agent.group}
+
+    def count(self, said: dict[str, str], change: int) -> None:
+        """A request to a worker begins or ends."""
+        if worker := said.get("worker"):
+            self.n_open[worker] = self.n_open.get(worker, 0) + change
+
+
+async def run_agents(
+    client: RolloutClient, agents: list[Agent], placing: Placing
+) -> dict[str, float]:
+    """All of them at once, until the last one is done."""
+    await client.flush_cache()
+    turn_s: list[float] = []
+    n_cached = n_prompt = n_sampled = 0
+
+    async def one(agent: Agent) -> None:
+        nonlocal n_cached, n_prompt, n_sampled
+        for n_new, result, tool_s in agent.turns:
+            began = time.perf_counter()
+            said = placing.options(agent)
+            placing.count(said, 1)
+            rollout = await client.generate(
+                agent.context,
+                SamplingParams(max_new_tokens=n_new, ignore_eos=True),
+                want=CACHED,
+                deadline_s=DEADLINE_S,
+                worker=said.get("worker", ""),
+                session=said.get("session", ""),
+                group=said.get("group", ""),
+            )
+            placing.count(said, -1)
+            turn_s.append(time.perf_counter() - began)
+            n_cached += int(rollout.arrays["cached_tokens"][0])
+            n_prompt += rollout.n_prompt_tokens
+            n_sampled += len(rollout.tokens)
+            agent.context = [*agent.context, *rollout.tokens.tolist(), *result]
+            await asyncio.sleep(tool_s)
+
+    began = time.perf_counter()
+    await asyncio.gather(*map(one, agents))
+    return {
+        "makespan_s": time.perf_counter() - began,
+        "hit_rate": n_cached / n_prompt,
+        "p50_turn_s": statistics.median(turn_s),
+        "p99_turn_s": statistics.quantiles(turn_s, n=100)[98],
+        "prompt_tokens": n_prompt,
+        "new_tokens": n_sampled,
+    }
+
+
+async def placements(
+    client: RolloutClient, workers: list[str], options: argparse.Namespace
+) -> dict[str, Any]:
+    """All ways in turns, in another order in each round, with the same agents in a round."""
+    found: dict[Way, list[dict[str, float]]] = {way: [] for way in WAYS}
+    for number in range(options.rounds + 1):
+        turn = number % len(WAYS)
+        for way in (*WAYS[turn:], *WAYS[:turn]):
+            agents = agents_of(options, len(workers), number)
+            row = await run_agents(client, agents, Placing(way, workers))
+            found[way].append(row)
+            _say(
+                f"round {number} of {options.rounds}: {way}: {row['makespan_s']:.1f} s, "
+                f"{row['hit_rate']:.0%} of prompts cached"
+            )
+    rows = {
+        way: {name: round(statistics.median(row[name] for row in each[1:]), 3) for name in each[0]}
+        for way, each in found.items()
+    }
+
+    def to_least_loaded(way: Way) -> float:
+        pairs = zip(found[way][1:], found["least_loaded"][1:], strict=True)
+        return round(statistics.median(a["makespan_s"] / b["makespan_s"] for a, b in pairs), 3)
+
+    ratios = {way: to_least_loaded(way) for way in WAYS}
+    return {
+        "agents": options.groups * options.group * len(workers),
+        "ways": rows,
+        "makespan_to_least_loaded": ratios,
+        "is_met": ratios["names"] <= MAKESPAN_GOAL,
+    }
+
+
+# --------------------------------------------------------------------------------------------------
+
+
+def engine_of(options: argparse.Namespace) -> dict[str, Any]:
+    """Settings of each engine."""
+    n_agents = options.groups * options.group
+    kv_tokens = max(
+        options.requests * (options.prompt_tokens + options.new_tokens),
+        n_agents * options.most_tokens // 2,
+    )
+    arguments: dict[str, object] = {
+        "load_format": "dummy",
+        "max_total_tokens": int(kv_tokens * 1.1) + 4096,
+    }
+    if options.device == "cuda":
+        arguments |= {
+            "attention_backend": "triton",
+            "sampling_backend": "pytorch",
+            "mem_fraction_static": 0.8,
+            "cuda_graph_max_bs_decode": options.requests,
+            "disable_prefill_cuda_graph": True,
+            "tp_size": options.tp,
+        }
+    return {
+        "device": options.device,
+        "dtype": "bfloat16" if options.device == "cuda" else "float32",
+        "slots": options.requests,
+        "report_prefixes": True,
+        "arguments": arguments,
+    }
+
+
+async def measure(options: argparse.Namespace, model: Path) -> dict[str, Any]:
+    """Start the fleet and measure what was asked for."""
+    n_engines = options.engines or torch.cuda.device_count() // options.tp
+    if n_engines < 1:
+        raise SystemExit(f"{torch.cuda.device_count()} GPUs are too few for --tp {options.tp}")
+    report: dict[str, Any] = {"shape": options.shape, "engines": n_engines, "tp": options.tp}
+    up = rolloutbus.up(
+        model=model, workers=n_engines, engine="sglang", engine_options=engine_of(options)
+    )
+    async with up as fleet, rolloutbus.connect(fleet.address, name="bench") as client:
+        workers = sorted(each.name for each in (await client.status()).workers)
+        _say(f"the fleet is up: {', '.join(workers)}")
+        if "throughput" in options.only:
+            report["throughput"] = await throughput(client, workers, options)
+        if "agents" in options.only:
+            report["agents"] = await placements(client, workers, options)
+    return report
+
+
+def _say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description="Several SGLang engines behind one router")
+    parser.add_argument("--json", action="store_true", help="only one JSON object")
+    parser.add_argument(
+        "--only", nargs="+", choices=get_args(Measurement), default=get_args(Measurement)
+    )
+    parser.add_argument("--shape", choices=SHAPES, default="0.5b")
+    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
+    parser.add_argument("--engines", type=int, default=0, help="0: as many as the GPUs allow")
+    parser.add_argument("--tp", type=int, default=1, help="GPUs of each engine")
+    parser.add_argument("--rounds", type=int, default=8, help="beside the first")
+    parser.add_argument("--requests", type=int, default=256, help="at once at an engine")
+    parser.add_argument("--prompt-tokens", type=int, default=128, help="throughput")
+    parser.add_argument("--new-tokens", type=int, default=384, help="throughput")
+    parser.add_argument("--groups", type=int, default=4, help="agents: for each engine")
+    parser.add_argument("--group", type=int, default=16, help="agents of one task")
+    parser.add_argument("--system-tokens", type=int, default=1000, help="agents: all share them")
+    parser.add_argument("--task-tokens", type=int, default=600, help="agents: median")
+    parser.add_argument("--turns", type=int, default=4, help="agents: median")
+    parser.add_argument("--answer-tokens", type=int, default=100, help="agents: median of a turn")
+    parser.add_argument("--result-tokens", type=int, default=300, help="agents: median of a tool")
+    parser.add_argument("--tool-s", type=float, default=0.3, help="agents: mean of a tool")
+    parser.add_argument("--most-tokens", type=int, default=4000, help="agents: of a context")
+    options = parser.parse_args(arguments)
+    with tempfile.TemporaryDirectory(prefix="fleet-") as folder:
+        write_shape(Path(folder), options.shape)
+        report = asyncio.run(measure(options, Path(folder)))
+    print(json.dumps(report, indent=None if options.json else 2))
+
+
+if __name__ == "__main__":
+    main()
