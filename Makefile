@@ -32,6 +32,9 @@ UNIT := $(wildcard tests/architecture tests/stateful tests/fuzz tests/conformanc
 export OMP_NUM_THREADS ?= 1
 # Models and tokenizers are built locally; nothing is ever fetched from a hub.
 export HF_HUB_OFFLINE ?= 1
+# Tests start hundreds of processes, and images of containers like to forbid what spares each of them
+# from compiling all that it imports.
+export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
 .PHONY: help venv environments check format format-check lint types unit test test-integration test-sglang test-peers test-adapters nightly fuzz \
@@ -130,6 +133,7 @@ unit: $(STAMP) ## Unit, stateful, conformance, fuzz and architecture tests; ARGS
 		$(UNIT) $(ARGS)
 
 test: export FUZZ_SECONDS ?= 10
+test: export FUZZ_EXAMPLES ?= 600
 test: $(STAMP) $(DEPLOY_VENV)/.installed ## The whole test suite, without a GPU; ARGS="-k name -x" leaves test-sglang out
 	$(BIN)/python -m pytest $(SPREAD) -m "not gpu and not sglang and not peers and not adapters" tests $(ARGS)
 	$(if $(ARGS),,$(MAKE) --jobs $(JOBS) --output-sync=target test-peers test-adapters)

@@ -32,6 +32,11 @@ class Module:
         """Parsed when a test asks, once."""
         return ast.parse(self.text, str(self.path))
 
+    @cached_property
+    def nodes(self) -> tuple[ast.AST, ...]:
+        """All of the tree, in no order that means something."""
+        return tuple(ast.walk(self.tree))
+
     @property
     def package(self) -> str:
         """The top-level folder it is in."""
@@ -87,14 +92,9 @@ def imports_of(module: Module) -> tuple[Import, ...]:
 
 def _imports_of(module: Module) -> Iterator[Import]:
     is_package = module.path.name == "__init__.py"
-    in_functions = {
-        id(statement)
-        for function in ast.walk(module.tree)
-        if isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef)
-        for statement in ast.walk(function)
-    }
-    for node in ast.walk(module.tree):
-        is_top_level = id(node) not in in_functions
+    at_the_top = set(map(id, _outside_of_functions(module.tree)))
+    for node in module.nodes:
+        is_top_level = id(node) in at_the_top
         if isinstance(node, ast.Import):
             for alias in node.names:
                 yield Import(alias.name, node.lineno, is_top_level)
@@ -102,6 +102,13 @@ def _imports_of(module: Module) -> Iterator[Import]:
             base = _absolute(node, module.name.split("."), is_package=is_package)
             for alias in node.names:
                 yield Import(f"{base}.{alias.name}", node.lineno, is_top_level)
+
+
+def _outside_of_functions(node: ast.AST) -> Iterator[ast.AST]:
+    yield node
+    if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.expr):
+        for each in ast.iter_child_nodes(node):
+            yield from _outside_of_functions(each)
 
 
 def _absolute(node: ast.ImportFrom, importer: list[str], *, is_package: bool) -> str:

@@ -16,7 +16,7 @@ def test_no_class_of_an_engine_worker_inherits_from_another() -> None:
         node.name: (module, node)
         for module in source_modules()
         if module.package in COMPOSED
-        for node in ast.walk(module.tree)
+        for node in module.nodes
         if isinstance(node, ast.ClassDef)
     }
     offenders = [

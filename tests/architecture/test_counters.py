@@ -18,7 +18,7 @@ NAMED_BY_EVENTS = {"sessions_closed", "sessions_expired"}
 def _counted() -> Iterator[str]:
     """The first argument of each call of `count` or `_count` in the router."""
     for module in source_modules():
-        for node in ast.walk(module.tree) if module.package == "router" else ():
+        for node in module.nodes if module.package == "router" else ():
             if isinstance(node, ast.Call) and ast.unparse(node.func).endswith(
                 (".count", "._count")
             ):

@@ -17,7 +17,7 @@ def test_enumerations_are_unique() -> None:
         f"{module}:{node.lineno} {node.name} is not @unique"
         for module in source_modules()
         if not str(module).startswith(NOT_OURS)
-        for node in ast.walk(module.tree)
+        for node in module.nodes
         if isinstance(node, ast.ClassDef)
         and any(_last_name(base) in ENUMS for base in node.bases)
         and "unique" not in map(_last_name, node.decorator_list)

@@ -60,7 +60,7 @@ def _codes_in(module: Module) -> Iterator[str]:
         for target in node.targets
         if isinstance(target, ast.Name)
     }
-    for node in ast.walk(module.tree):
+    for node in module.nodes:
         for value in _values_of_codes(node, makers):
             for each in ast.walk(value):
                 if isinstance(each, ast.Constant) and isinstance(each.value, str) and each.value:

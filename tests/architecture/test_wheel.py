@@ -90,7 +90,7 @@ def _unsafe_in(wheel: zipfile.ZipFile) -> dict[str, list[str]]:
     """Module -> what is unsafe there."""
     found: dict[str, list[str]] = {}
     for name in _modules(wheel):
-        uses = list(unsafe_uses(ast.parse(wheel.read(name), name)))
+        uses = list(unsafe_uses([*ast.walk(ast.parse(wheel.read(name), name))]))
         if uses and name not in PICKLES_ON_PURPOSE:
             found[name] = uses
     return found

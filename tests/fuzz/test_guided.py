@@ -10,7 +10,7 @@ import pytest
 
 from tests.architecture.source_tree import ROOT
 
-FUZZ_S = int(os.environ.get("FUZZ_SECONDS", "5"))
+FUZZ_S = int(os.environ.get("FUZZ_SECONDS", "2"))
 """`make test` asks for more."""
 HANG_S = 300
 """What a busy machine may need besides to start, and to read the good messages once."""

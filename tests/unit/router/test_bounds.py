@@ -20,7 +20,7 @@ from tests.unit.sizes import largest, sizes
 
 pytestmark = pytest.mark.timeout(900)
 
-N_NAMES = 30_000
+N_NAMES = 12_000
 FEW = 40
 """Things that are there without anybody, such as the kinds of commands."""
 BOOT = "b" * 32

@@ -3,6 +3,7 @@
 import sys
 from collections import defaultdict
 from collections.abc import Callable, Collection
+from functools import cache
 from importlib.machinery import ModuleSpec
 from inspect import Parameter, Signature
 from types import ModuleType
@@ -173,6 +174,7 @@ def _resolved(path: str) -> object | None:
     return getattr(_resolved(above), name, None) if above else None
 
 
+@cache
 def _functions() -> dict[str, list[str]]:
     """Parameters of each function that is patched or called."""
     found: defaultdict[str, list[str]] = defaultdict(list)
