@@ -25,7 +25,7 @@ pytestmark = pytest.mark.timeout(1200)
 
 N_EXAMPLES = int(os.environ.get("FUZZ_EXAMPLES", "200"))
 """`make test` asks for more."""
-N_FRAMES = 20_000
+N_FRAMES = 30 * N_EXAMPLES
 
 BODIES = {
     name: msgspec.msgpack.decode(entry.body)
