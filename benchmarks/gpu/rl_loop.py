@@ -119,6 +119,7 @@ class Side:
             ),
             "oldest_token": max(turn.oldest for turn in counted),
             "ratio_error": round(statistics.median(step.ratio_error for step in steps), 4),
+            "memory_retries": sum(step.memory_retries for step in steps),
             "first_reward": round(self.turns[0].steps[0].reward, 3),
             "last_reward": round(self.turns[-1].steps[-1].reward, 3),
             "last_turn": self._told(self.turns[-1]),

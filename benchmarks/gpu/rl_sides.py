@@ -89,6 +89,7 @@ class Synchronous:
             began = report.note("train", began)
             self._give_weights()
             report.ends.append(report.note("weights", began))
+        self._trainer.rest()
         return report
 
     def _sample(self, batch: list[Asked]) -> list[Sampled]:
@@ -160,6 +161,7 @@ class OverBus:
                 report.ends.append(report.note("weights", began))
         finally:
             await ahead.close()
+            self._trainer.rest()
         if report.oldest > self._load.bound:
             raise SystemExit(f"a token lay {report.oldest} versions behind, {self._load.bound} may")
         return report

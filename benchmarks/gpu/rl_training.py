@@ -61,9 +61,9 @@ class Sampled:
     """The rollouts of one prompt."""
 
     prompt: list[int]
-    tokens: list[Sequence[int]]
+    tokens: Sequence[Sequence[int]]
     """Of each rollout."""
-    logprobs: list[Sequence[float]]
+    logprobs: Sequence[Sequence[float]]
     """Of each rollout: under the weights that sampled it."""
 
 
@@ -75,6 +75,8 @@ class StepReport(msgspec.Struct, frozen=True):
     reward: float
     ratio_error: float
     """Mean of |ratio - 1| before the step: how far the policy is from those that sampled."""
+    memory_retries: int
+    """Times that the GPU had no memory left until torch gave back what it kept: each is slow."""
 
 
 def asked(load: Load, number: int) -> Asked:
@@ -125,6 +127,7 @@ class Trainer:
     def step(self, groups: list[Sampled]) -> StepReport:
         """Improve the model by one gradient step on all of these. Blocks."""
         rows, reward = rows_of(groups, self._load.vocabulary // 2)
+        n_retries = self._memory_retries()
         n_tokens = sum(len(row.tokens) for row in rows)
         error = torch.zeros((), device=self.device)
         for batch in micro_batches(rows, self._load.micro_tokens):
@@ -137,7 +140,18 @@ class Trainer:
         self._optimizer.zero_grad(set_to_none=True)
         for exact, each in zip(self._exact, self._parameters, strict=True):
             each.detach().copy_(exact)
-        return StepReport(len(rows), n_tokens, reward, error.item() / n_tokens)
+        n_retries = self._memory_retries() - n_retries
+        return StepReport(len(rows), n_tokens, reward, error.item() / n_tokens, n_retries)
+
+    def rest(self) -> None:
+        """Give memory back that only the next step needs: it is the other loop's turn."""
+        if self.device.type == "cuda":
+            torch.cuda.empty_cache()
+
+    def _memory_retries(self) -> int:
+        if self.device.type != "cuda":
+            return 0
+        return torch.cuda.memory_stats(self.device).get("num_alloc_retries", 0)
 
     def _accumulate(self, rows: list[_Row], n_all: int) -> Tensor:
         """Adds the gradient of these rows; returns the sum of their |ratio - 1|."""
