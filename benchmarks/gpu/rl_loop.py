@@ -27,6 +27,7 @@ from pathlib import Path
 from typing import Any, cast
 
 import msgspec
+import torch
 
 from benchmarks.gpu.rl_sides import Turn, TurnReport
 from benchmarks.gpu.rl_training import Load
@@ -247,6 +248,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options = parser.parse_args(arguments)
     if options.picture and find_spec("matplotlib") is None:
         parser.error("--picture needs matplotlib: pip install matplotlib")
+    if options.device == "cuda" and (n_gpus := torch.cuda.device_count()) < 2:
+        parser.error(f"two GPUs are needed, and torch sees {n_gpus}; --device cpu does without")
     with tempfile.TemporaryDirectory(prefix="rl-loop-") as folder:
         write_shape(Path(folder), options.shape)
         report = measure(options, Path(folder))
