@@ -157,6 +157,7 @@ test-sglang: $(SGLANG_STAMP) ## Tests with the real SGLang on the CPU; SGLANG=0.
 		tests/sglang $(ARGS)
 
 nightly: export FUZZ_SECONDS ?= 600
+nightly: export FUZZ_EXAMPLES ?= 600
 nightly: $(STAMP) $(DEPLOY_VENV)/.installed ## Everything in full: all cases, 2,000 seeds, chaos, weight matrix, fuzz, both SGLangs
 	$(BIN)/python -m pytest $(SPREAD) --exhaustive -m "not gpu and not sglang and not peers and not adapters" tests
 	$(MAKE) test-peers

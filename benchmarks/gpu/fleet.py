@@ -12,7 +12,9 @@ One fleet with an SGLang engine on each GPU (or on each `--tp` of them). Two mea
 
     python benchmarks/gpu/fleet.py --json
     python benchmarks/gpu/fleet.py --only agents --shape 7b --rounds 3
-    python benchmarks/gpu/fleet.py --device cpu --engines 2 --shape tiny --requests 8 --rounds 2
+
+On a CPU (`--device cpu --engines 2 --shape tiny --requests 8`) SGLang starts with the environment
+alone that `tests/sglang/fleets.py` makes.
 """
 
 import argparse

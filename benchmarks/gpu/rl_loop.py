@@ -5,23 +5,29 @@ turns in one run, each with a trainer and an SGLang engine of its own on the sam
 
 - synchronous: an `sglang.Engine` in the trainer's process. Sample a batch, train on it, give the
   engine the weights, one after another.
-- over the bus: groups are sampled while the trainer trains on others and publishes. No token that
-  is trained on lies more than `--bound` versions behind, and nothing that was sampled is thrown
-  away; a run in which one does is an error.
+- over the bus: batches are sampled while the trainer trains on others and publishes. No token that
+  is trained on lies more than `--bound` versions behind; a run in which one does is an error.
+  What is under way when a turn ends is aborted, and was not counted.
 
 Both train for real, on the same prompts with rollouts of the same lengths (see `rl_training.py`).
-The first steps of a turn are not counted, over the bus all that were begun at once.
+The first steps of a turn are not counted, over the bus all that were begun at once; both loops
+count the same batches.
 
     python benchmarks/gpu/rl_loop.py --json --picture rl_loop.png
-    python benchmarks/gpu/rl_loop.py --device cpu --shape tiny --groups 2 --longest 48 --rounds 2
+    python benchmarks/gpu/rl_loop.py --rounds 2 --bound 1
+
+On a CPU (`--device cpu --shape tiny --groups 2 --group 4 --median 16 --longest 48`) SGLang starts
+with the environment alone that `tests/sglang/fleets.py` makes.
 """
 
 import argparse
 import json
+import signal
 import statistics
 import sys
 import tempfile
 from collections.abc import Sequence
+from contextlib import ExitStack
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, cast
@@ -86,13 +92,15 @@ class Side:
         self._child = Child("rl_sides.py", name, str(folder), load, json.dumps(engine_of(options)))
         # Until all that began at once, to fill the pipeline, is trained on.
         self._n_settle: int = 1 + (options.bound if name == "bus" else 0)
+        # Whoever settles sooner begins later, so that both count the same batches.
+        self._n_ahead: int = 0 if name == "bus" else options.bound * options.groups
         self._n_steps: int = self._n_settle + options.steps
         self.turns: list[TurnReport] = []
 
     def take_turn(self, number: int) -> TurnReport:
         """Have it train."""
         # Groups of no turn come back: a prompt that the engine knows is not computed again.
-        turn = Turn(self._n_steps, number * 100_000)
+        turn = Turn(self._n_steps, number * 100_000 + self._n_ahead)
         report = msgspec.convert(self._child.ask(msgspec.to_builtins(turn)), TurnReport)
         self.turns.append(report)
         return report
@@ -136,7 +144,7 @@ class Side:
         ]
 
     def end(self) -> None:
-        """Kill it."""
+        """Have it end, and its engine."""
         self._child.end()
 
     def _seconds(self, turn: TurnReport) -> float:
@@ -160,24 +168,29 @@ def measure(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
 
     Ctrl-C ends it early: what is told then is of the rounds that both have ended.
     """
-    sides = [Side(name, folder, options) for name in SIDES]
-    try:
-        for number in range(options.rounds + 1):
-            for side in sides if number % 2 else reversed(sides):
-                rate = side.rate(side.take_turn(number))
-                shares = ", ".join(f"{what} {part:.0%}" for what, part in side.shares()[-1].items())
-                _say(f"round {number} of {options.rounds}: {side.name}: {rate:,.0f}/h; {shares}")
-    except KeyboardInterrupt:
-        n_ended = min(len(side.turns) for side in sides)
-        if n_ended < 2:
-            raise
-        _say(f"stopped after {n_ended - 1} of {options.rounds} rounds")
+    with ExitStack() as stack:
+        sides = [Side(name, folder, options) for name in SIDES]
         for side in sides:
-            del side.turns[n_ended:]
-    finally:
-        for side in sides:
-            side.end()
+            stack.callback(side.end)
+        try:
+            _take_turns(sides, options.rounds)
+        except KeyboardInterrupt:
+            signal.signal(signal.SIGINT, signal.SIG_IGN)  # what was found is told in any case
+            n_ended = min(len(side.turns) for side in sides)
+            if n_ended < 2:
+                raise
+            _say(f"stopped after {n_ended - 1} of {options.rounds} rounds")
+            for side in sides:
+                del side.turns[n_ended:]
     return _report(options, sides)
+
+
+def _take_turns(sides: list[Side], n_rounds: int) -> None:
+    for number in range(n_rounds + 1):
+        for side in sides if number % 2 else reversed(sides):
+            rate = side.rate(side.take_turn(number))
+            shares = ", ".join(f"{what} {part:.0%}" for what, part in side.shares()[-1].items())
+            _say(f"round {number} of {n_rounds}: {side.name}: {rate:,.0f}/h; {shares}")
 
 
 def _report(options: argparse.Namespace, sides: list[Side]) -> dict[str, Any]:
@@ -248,6 +261,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options = parser.parse_args(arguments)
     if options.picture and find_spec("matplotlib") is None:
         parser.error("--picture needs matplotlib: pip install matplotlib")
+    if options.group < 2:
+        parser.error("--group: a rollout is judged by the others of its group: at least 2")
     if options.device == "cuda" and (n_gpus := torch.cuda.device_count()) < 2:
         parser.error(f"two GPUs are needed, and torch sees {n_gpus}; --device cpu does without")
     with tempfile.TemporaryDirectory(prefix="rl-loop-") as folder:

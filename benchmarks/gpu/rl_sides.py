@@ -8,6 +8,7 @@ import importlib
 import json
 import sys
 import time
+from collections import deque
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,8 @@ from rolloutbus.engine_worker.engines.sglang.upstream import names as upstream
 from rolloutbus.engine_worker.engines.sglang.upstream.arguments import server_arguments
 
 DEADLINE_S = 300.0
+Groups = list[tuple[Asked, list[Rollout]]]
+"""Each with its rollouts."""
 
 
 class Turn(msgspec.Struct, frozen=True):
@@ -151,7 +154,7 @@ class OverBus:
             for step in range(turn.steps):
                 ahead.admit(step)
                 began = time.perf_counter()
-                groups = await ahead.take(step)
+                groups = await ahead.take()
                 began = report.note("wait", began)
                 oldest = min(int(row.token_versions.min()) for _, rows in groups for row in rows)
                 report.oldest = max(report.oldest, version - oldest)
@@ -166,7 +169,7 @@ class OverBus:
             raise SystemExit(f"a token lay {report.oldest} versions behind, {self._load.bound} may")
         return report
 
-    def _train(self, groups: list[tuple[Asked, list[Rollout]]]) -> StepReport:
+    def _train(self, groups: Groups) -> StepReport:
         return self._trainer.step(
             [
                 Sampled(
@@ -186,46 +189,40 @@ class OverBus:
 
 
 class SamplingAhead:
-    """Begins groups in order, and hands out batches that keep to the bound.
+    """Begins batches of groups as far ahead of the trainer as the bound allows.
 
-    By step s no more than s + bound + 1 batches have begun. A batch has all groups that would be
-    too old for the next one, which are never more than a batch: nothing is thrown away, long
-    rollouts least of all, and the trainer waits for whoever is late.
+    When s steps are done, batches 0 to s + bound have begun, and step s trains on batch s: it began
+    `bound` steps before, or at the start. No other order keeps to the bound: whoever trains on
+    a younger group first has an older one left over that comes too late. So the trainer waits for
+    whoever is late.
     """
 
     def __init__(self, client: RolloutClient, load: Load, first_group: int) -> None:
         self._client = client
         self._load = load
-        self._next = first_group
+        self._next_group = first_group
         self._n_begun = 0
-        self._open: list[tuple[int, asyncio.Task[tuple[Asked, list[Rollout]]]]] = []
-        """In order: the step at which it began, and the group."""
+        self._open: deque[asyncio.Future[Groups]] = deque()
+        """Batches in order."""
 
     def admit(self, step: int) -> None:
         """Begin what the bound allows, now that so many steps are done."""
-        while self._n_begun < (step + self._load.bound + 1) * self._load.groups:
-            task = asyncio.create_task(self._sample(asked(self._load, self._next)))
-            self._open.append((step, task))
-            self._next += 1
+        while self._n_begun <= step + self._load.bound:
+            numbers = range(self._next_group, self._next_group + self._load.groups)
+            groups = [self._sample(asked(self._load, number)) for number in numbers]
+            self._open.append(asyncio.gather(*groups))
+            self._next_group += self._load.groups
             self._n_begun += 1
 
-    async def take(self, step: int) -> list[tuple[Asked, list[Rollout]]]:
-        """Wait for the groups of this step; those that began first come first."""
-        due = [task for begun, task in self._open if begun <= step - self._load.bound]
-        if due:
-            await asyncio.wait(due)
-        while sum(task.done() for _, task in self._open) < self._load.groups:
-            running = [task for _, task in self._open if not task.done()]
-            await asyncio.wait(running, return_when="FIRST_COMPLETED")
-        taken = [task for _, task in self._open if task.done()][: self._load.groups]
-        self._open = [each for each in self._open if each[1] not in taken]
-        return [task.result() for task in taken]
+    async def take(self) -> Groups:
+        """Wait for the oldest batch that was not taken."""
+        return await self._open.popleft()
 
     async def close(self) -> None:
         """Abort what still runs."""
-        for _, task in self._open:
-            task.cancel()
-        await asyncio.gather(*(task for _, task in self._open), return_exceptions=True)
+        for batch in self._open:
+            batch.cancel()
+        await asyncio.gather(*self._open, return_exceptions=True)
 
     async def _sample(self, group: Asked) -> tuple[Asked, list[Rollout]]:
         samples = (

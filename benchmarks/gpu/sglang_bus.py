@@ -44,6 +44,8 @@ SHAPES: dict[str, dict[str, int]] = {
 }
 VOCABULARY = {"tiny": 512, "0.5b": 151_936, "7b": 152_064}
 DEADLINE_S = 400.0
+END_S = 20.0
+"""For a child that is told to end."""
 HERE = Path(__file__).resolve().parent
 
 
@@ -106,6 +108,7 @@ class Child:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
+            start_new_session=True,  # Ctrl-C is for the parent, which ends it
         )
 
     def ask(self, question: object) -> Any:  # noqa: ANN401 - JSON
@@ -120,9 +123,15 @@ class Child:
         raise SystemExit(f"{self._process.args} ended with {self._process.wait()}")
 
     def end(self) -> None:
-        """Kill it."""
-        self._process.kill()
-        self._process.wait()
+        """Close its input, at which it ends; killed if it takes too long."""
+        assert self._process.stdin is not None
+        with contextlib.suppress(OSError):
+            self._process.stdin.close()
+        try:
+            self._process.wait(END_S)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
 
 
 @contextlib.asynccontextmanager

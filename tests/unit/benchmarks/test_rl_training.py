@@ -1,5 +1,8 @@
 """What both loops of `benchmarks/gpu/rl_loop.py` train on, and that they do train."""
 
+import math
+import statistics
+from collections.abc import Sequence
 from pathlib import Path
 from random import Random
 from typing import Any, cast
@@ -67,27 +70,78 @@ def test_a_rollout_is_judged_by_its_group_alone() -> None:
     assert reward == pytest.approx(0.75)
 
 
-def test_steps_make_better_rollouts_more_likely(tmp_path: Path, seed: int) -> None:
+class Reference:
+    """The trainer's model as engines get it, which looks at one rollout at a time."""
+
+    def __init__(self, folder: Path, trainer: Trainer) -> None:
+        config = cast("Any", AutoConfig).from_pretrained(folder)
+        self._model = cast("Any", AutoModelForCausalLM).from_config(config, dtype=torch.float32)
+        self._model.load_state_dict(trainer.weights())
+
+    def logprobs(self, prompt: list[int], tokens: Sequence[int]) -> list[float]:
+        with torch.no_grad():
+            logits = self._model(torch.tensor([[*prompt, *tokens]])).logits[0]
+        found = logits.log_softmax(-1)[len(prompt) - 1 : -1]
+        return found[range(len(tokens)), list(tokens)].tolist()
+
+    def told(self, groups: list[Sampled], shift: float = 0.0) -> list[Sampled]:
+        """The same rollouts, with what this model says of them; every other token's `shift` off."""
+        return [
+            Sampled(
+                each.prompt,
+                each.tokens,
+                [
+                    [
+                        logprob + shift * (1 if place % 2 else -1)
+                        for place, logprob in enumerate(self.logprobs(each.prompt, row))
+                    ]
+                    for row in each.tokens
+                ],
+            )
+            for each in groups
+        ]
+
+
+@pytest.fixture
+def trainer(tmp_path: Path) -> Trainer:
     write_shape(tmp_path, "tiny")
-    trainer = Trainer(tmp_path, LOAD)
-    groups = rollouts(LOAD, seed)
-    rows, _ = rows_of(groups, WORDS // 2)
+    return Trainer(tmp_path, LOAD)
+
+
+def test_it_knows_how_far_it_is_from_those_that_sampled(
+    tmp_path: Path, trainer: Trainer, seed: int
+) -> None:
+    # Lengths differ: a token, a place of padding or a row that is taken for another one shows.
+    told = Reference(tmp_path, trainer).told(rollouts(LOAD, seed))
+    assert trainer.step(told).ratio_error == pytest.approx(0.0, abs=1e-4)
+
+
+def test_it_counts_a_distance_in_either_direction(
+    tmp_path: Path, trainer: Trainer, seed: int
+) -> None:
+    told = Reference(tmp_path, trainer).told(rollouts(LOAD, seed), shift=0.1)
+    lengths = [len(row) for each in told for row in each.tokens]
+    n_down = sum(n - n // 2 for n in lengths)  # told too little: the ratio is above 1
+    n_up = sum(n // 2 for n in lengths)
+    off = (n_down * (math.exp(0.1) - 1) + n_up * (1 - math.exp(-0.1))) / sum(lengths)
+    assert trainer.step(told).ratio_error == pytest.approx(off, abs=1e-4)
+
+
+def test_steps_make_better_rollouts_more_likely(
+    tmp_path: Path, trainer: Trainer, seed: int
+) -> None:
+    told = Reference(tmp_path, trainer).told(rollouts(LOAD, seed))
+    rows, _ = rows_of(told, WORDS // 2)
 
     def gain() -> float:
         """Logprob of each rollout by the weights for engines, as its advantage counts it."""
-        config = cast("Any", AutoConfig).from_pretrained(tmp_path)
-        model = cast("Any", AutoModelForCausalLM).from_config(config)
-        model.load_state_dict(trainer.weights())
-        total = 0.0
-        with torch.no_grad():
-            for row in rows:
-                logits = model(torch.tensor([[*row.prompt, *row.tokens]])).logits[0]
-                found = logits.log_softmax(-1)[len(row.prompt) - 1 : -1]
-                total += row.advantage * float(found[range(len(row.tokens)), row.tokens].mean())
-        return total
+        now = Reference(tmp_path, trainer)
+        return sum(
+            row.advantage * statistics.fmean(now.logprobs(row.prompt, row.tokens)) for row in rows
+        )
 
     before = gain()
-    reports = [trainer.step(groups) for _ in range(3)]
+    reports = [trainer.step(told) for _ in range(3)]
     assert gain() > before
-    assert reports[0].tokens == sum(len(row) for group in groups for row in group.tokens)
+    assert reports[0].tokens == sum(len(row) for group in told for row in group.tokens)
     assert reports[0].rollouts == LOAD.groups * LOAD.group
