@@ -33,7 +33,7 @@ from typing import Any, Literal, get_args
 import torch
 
 import rolloutbus
-from benchmarks.gpu.sglang_bus import SHAPES, VOCABULARY, write_shape
+from benchmarks.gpu.sglang_bus import SHAPES, VOCABULARY, engine_options, prompts, write_shape
 from rolloutbus import RolloutClient, SamplingParams, Want
 
 DEADLINE_S = 400.0
@@ -53,17 +53,13 @@ async def salvo(
     client: RolloutClient, options: argparse.Namespace, n_requests: int, seed: int, worker: str
 ) -> float:
     """Tokens per second of so many requests at once; none has a beginning in common."""
-    chance = Random(seed)
-    top = VOCABULARY[options.shape]
     sampling = SamplingParams(max_new_tokens=options.new_tokens, ignore_eos=True)
-    prompts = [
-        [chance.randrange(3, top) for _ in range(options.prompt_tokens)] for _ in range(n_requests)
-    ]
+    asked = prompts(options, seed, n_requests)
     began = time.perf_counter()
     rollouts = await asyncio.gather(
         *(
             client.generate(prompt, sampling, worker=worker, deadline_s=DEADLINE_S)
-            for prompt in prompts
+            for prompt in asked
         )
     )
     return sum(len(each.tokens) for each in rollouts) / (time.perf_counter() - began)
@@ -254,26 +250,10 @@ def engine_of(options: argparse.Namespace) -> dict[str, Any]:
         options.requests * (options.prompt_tokens + options.new_tokens),
         n_agents * options.most_tokens // 2,
     )
-    arguments: dict[str, object] = {
-        "load_format": "dummy",
-        "max_total_tokens": int(kv_tokens * 1.1) + 4096,
-    }
-    if options.device == "cuda":
-        arguments |= {
-            "attention_backend": "triton",
-            "sampling_backend": "pytorch",
-            "mem_fraction_static": 0.8,
-            "cuda_graph_max_bs_decode": options.requests,
-            "disable_prefill_cuda_graph": True,
-            "tp_size": options.tp,
-        }
-    return {
-        "device": options.device,
-        "dtype": "bfloat16" if options.device == "cuda" else "float32",
-        "slots": options.requests,
-        "report_prefixes": True,
-        "arguments": arguments,
-    }
+    engine = engine_options(options.device, options.requests, int(kv_tokens * 1.1) + 4096, 0.8)
+    if options.tp > 1:
+        engine["arguments"]["tp_size"] = options.tp
+    return {**engine, "report_prefixes": True}
 
 
 async def measure(options: argparse.Namespace, model: Path) -> dict[str, Any]:
@@ -324,6 +304,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--tool-s", type=float, default=0.3, help="agents: mean of a tool")
     parser.add_argument("--most-tokens", type=int, default=4000, help="agents: of a context")
     options = parser.parse_args(arguments)
+    if options.rounds < 1:
+        parser.error("--rounds: at least 1, the first one is not counted")
+    if options.device == "cpu" and options.tp > 1:
+        parser.error("--tp: an engine on the CPU is one; leave it out")
     with tempfile.TemporaryDirectory(prefix="fleet-") as folder:
         write_shape(Path(folder), options.shape)
         report = asyncio.run(measure(options, Path(folder)))

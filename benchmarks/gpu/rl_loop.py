@@ -37,7 +37,7 @@ import torch
 
 from benchmarks.gpu.rl_sides import Turn, TurnReport
 from benchmarks.gpu.rl_training import Load
-from benchmarks.gpu.sglang_bus import SHAPES, VOCABULARY, Child, write_shape
+from benchmarks.gpu.sglang_bus import SHAPES, VOCABULARY, Child, engine_options, write_shape
 
 SIDES = ("synchronous", "bus")
 COLOURS = {"sample": "#d0d0d0", "wait": "#d0d0d0", "train": "#4c78a8", "weights": "#f58518"}
@@ -63,24 +63,7 @@ def engine_of(options: argparse.Namespace) -> dict[str, Any]:
     """Settings of both engines; there are as many places as the bound lets begin."""
     slots = options.groups * options.group * (options.bound + 1)
     longest = options.prompt_tokens + options.longest
-    arguments: dict[str, object] = {
-        "load_format": "dummy",
-        "max_total_tokens": min(1_000_000, slots * longest + 4096),
-    }
-    if options.device == "cuda":
-        arguments |= {
-            "attention_backend": "triton",
-            "sampling_backend": "pytorch",
-            "mem_fraction_static": 0.4,
-            "cuda_graph_max_bs_decode": slots,
-            "disable_prefill_cuda_graph": True,
-        }
-    return {
-        "device": options.device,
-        "dtype": "bfloat16" if options.device == "cuda" else "float32",
-        "slots": slots,
-        "arguments": arguments,
-    }
+    return engine_options(options.device, slots, min(1_000_000, slots * longest + 4096), 0.4)
 
 
 class Side:
@@ -134,6 +117,20 @@ class Side:
             "last_turn": self._told(self.turns[-1]),
         }
 
+    def shares(self) -> list[dict[str, float]]:
+        """What the trainer's time went into, turn by turn."""
+        return [self._shares(turn) for turn in self.turns]
+
+    def end(self) -> None:
+        """Have it end, and its engine."""
+        self._child.end()
+
+    def _shares(self, turn: TurnReport) -> dict[str, float]:
+        found: dict[str, float] = {}
+        for what, began, ended in self._told(turn):
+            found[what] = found.get(what, 0.0) + ended - began
+        return {what: seconds / self._seconds(turn) for what, seconds in found.items()}
+
     def _told(self, turn: TurnReport) -> list[tuple[str, float, float]]:
         """What was done from when to when, in seconds since the first step that counts."""
         since = turn.ends[self._n_settle - 1]
@@ -143,24 +140,8 @@ class Side:
             if each.began >= since
         ]
 
-    def end(self) -> None:
-        """Have it end, and its engine."""
-        self._child.end()
-
     def _seconds(self, turn: TurnReport) -> float:
         return turn.ends[-1] - turn.ends[self._n_settle - 1]
-
-    def shares(self) -> list[dict[str, float]]:
-        """What the trainer's time went into, turn by turn."""
-        return [self._shares(turn) for turn in self.turns]
-
-    def _shares(self, turn: TurnReport) -> dict[str, float]:
-        since = turn.ends[-1] - self._seconds(turn)
-        found: dict[str, float] = {}
-        for span in turn.spans:
-            if span.began >= since:
-                found[span.what] = found.get(span.what, 0.0) + span.ended - span.began
-        return {what: seconds / self._seconds(turn) for what, seconds in found.items()}
 
 
 def measure(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
@@ -178,7 +159,8 @@ def measure(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
             signal.signal(signal.SIGINT, signal.SIG_IGN)  # what was found is told in any case
             n_ended = min(len(side.turns) for side in sides)
             if n_ended < 2:
-                raise
+                _say("stopped before a round that counts had ended")
+                raise SystemExit(130) from None
             _say(f"stopped after {n_ended - 1} of {options.rounds} rounds")
             for side in sides:
                 del side.turns[n_ended:]
@@ -263,6 +245,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
         parser.error("--picture needs matplotlib: pip install matplotlib")
     if options.group < 2:
         parser.error("--group: a rollout is judged by the others of its group: at least 2")
+    for name, least in {"groups": 1, "bound": 0, "steps": 1, "rounds": 1}.items():
+        if getattr(options, name) < least:
+            parser.error(f"--{name}: at least {least}")
     if options.device == "cuda" and (n_gpus := torch.cuda.device_count()) < 2:
         parser.error(f"two GPUs are needed, and torch sees {n_gpus}; --device cpu does without")
     with tempfile.TemporaryDirectory(prefix="rl-loop-") as folder:

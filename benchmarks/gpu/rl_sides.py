@@ -44,7 +44,6 @@ class Span(msgspec.Struct, frozen=True):
 class TurnReport(msgspec.Struct):
     """What a loop did in a turn."""
 
-    began: float = 0.0
     ends: list[float] = []
     """When the engine had the weights of each step; moments of time.perf_counter()."""
     spans: list[Span] = []
@@ -80,7 +79,7 @@ class Synchronous:
     def turn(self, turn: Turn) -> TurnReport:
         """Take so many steps."""
         self._give_weights()
-        report = TurnReport(began=time.perf_counter())
+        report = TurnReport()
         for step in range(turn.steps):
             began = time.perf_counter()
             first = turn.first_group + step * self._load.groups
@@ -148,7 +147,7 @@ class OverBus:
     async def turn(self, turn: Turn) -> TurnReport:
         """Take so many steps."""
         version = await self._publish()
-        report = TurnReport(began=time.perf_counter())
+        report = TurnReport()
         ahead = SamplingAhead(self._client, self._load, turn.first_group)
         try:
             for step in range(turn.steps):

@@ -73,30 +73,44 @@ def write_shape(folder: Path, shape: str) -> None:
     (folder / "config.json").write_text(json.dumps(config))
 
 
-def engine_arguments(options: argparse.Namespace) -> dict[str, object]:
-    """Arguments of both engines."""
-    n_tokens = (options.prompt_tokens + options.new_tokens) * options.requests
-    arguments: dict[str, object] = {
-        "load_format": "dummy",
-        "max_total_tokens": int(n_tokens * 1.1) + 4096,
-    }
-    if options.device == "cuda":
+def engine_options(device: str, slots: int, kv_tokens: int, memory: float = 0.75) -> dict[str, Any]:
+    """Settings of an SGLang engine with made-up weights.
+
+    Args:
+        device: `cuda` or `cpu`.
+        slots: requests at once.
+        kv_tokens: that its cache has room for.
+        memory: share of the GPU that it may take.
+    """
+    arguments: dict[str, object] = {"load_format": "dummy", "max_total_tokens": kv_tokens}
+    if device == "cuda":
         arguments |= {
             "attention_backend": "triton",
             "sampling_backend": "pytorch",
-            "mem_fraction_static": 0.75,
-            "cuda_graph_max_bs_decode": options.requests,
+            "mem_fraction_static": memory,
+            "cuda_graph_max_bs_decode": slots,
             "disable_prefill_cuda_graph": True,
         }
-    return arguments
+    return {
+        "device": device,
+        "dtype": "bfloat16" if device == "cuda" else "float32",
+        "slots": slots,
+        "arguments": arguments,
+    }
 
 
-def prompts(options: argparse.Namespace, seed: int) -> list[list[int]]:
-    """Prompts that share no beginning."""
+def _engine_of(options: argparse.Namespace) -> dict[str, Any]:
+    n_tokens = (options.prompt_tokens + options.new_tokens) * options.requests
+    return engine_options(options.device, options.requests, int(n_tokens * 1.1) + 4096)
+
+
+def prompts(options: argparse.Namespace, seed: int, n_requests: int = 0) -> list[list[int]]:
+    """So many prompts, or `--requests` of them, that share no beginning."""
     chance = random.Random(seed)
     top = VOCABULARY[options.shape]
     n = options.prompt_tokens
-    return [[chance.randrange(3, top) for _ in range(n)] for _ in range(options.requests)]
+    n_requests = n_requests or options.requests
+    return [[chance.randrange(3, top) for _ in range(n)] for _ in range(n_requests)]
 
 
 class Child:
@@ -139,13 +153,7 @@ async def bus(
     options: argparse.Namespace, model: Path
 ) -> AsyncGenerator[tuple[rolloutbus.RolloutClient, Child]]:
     """A fleet of one worker, a client of it, and a watcher of that client's streams."""
-    engine: dict[str, object] = {
-        "device": options.device,
-        "dtype": "bfloat16" if options.device == "cuda" else "float32",
-        "slots": options.requests,
-        "arguments": engine_arguments(options),
-    }
-    up = rolloutbus.up(model=model, workers=1, engine="sglang", engine_options=engine)
+    up = rolloutbus.up(model=model, workers=1, engine="sglang", engine_options=_engine_of(options))
     async with up as fleet, rolloutbus.connect(fleet.address, name="bench") as client:
         watcher = Child("stream_watcher.py", fleet.address, "bench")
         try:
@@ -194,7 +202,7 @@ async def first_token_s(
 
 async def measure(options: argparse.Namespace, model: Path) -> dict[str, Any]:
     """All ways in turns."""
-    plain = Child("in_process.py", str(model), json.dumps(_in_process(options)))
+    plain = Child("in_process.py", str(model), json.dumps(_engine_of(options)))
     plain.ask({"kind": "hello"})
     _say("the engine in its own process is up")
     rates: dict[str, list[float]] = {}
@@ -244,15 +252,6 @@ async def _round(
                 rates.setdefault("watcher_stream", []).append(seen["tokens_per_s"])
                 rates.setdefault("watcher_rows", []).append(seen["n_rows"])
         rates.setdefault(f"{side}_{kind}", []).append(rate)
-
-
-def _in_process(options: argparse.Namespace) -> dict[str, object]:
-    return {
-        "device": options.device,
-        "slots": options.requests,
-        "dtype": "bfloat16" if options.device == "cuda" else "float32",
-        "arguments": engine_arguments(options),
-    }
 
 
 def _report(

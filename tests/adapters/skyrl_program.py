@@ -206,7 +206,7 @@ class Trainer:
 
     def _copied_client(self) -> Any:  # noqa: ANN401 - SkyRL's, or an engine
         """As Ray hands it to its actors, at every step."""
-        return pickle.loads(pickle.dumps(self.client))  # noqa: S301
+        return pickle.loads(pickle.dumps(self.client))  # noqa: S301 - our own
 
     @staticmethod
     def _whole(weight: Any) -> torch.Tensor:  # noqa: ANN401 - or a DTensor
