@@ -23,6 +23,9 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from rolloutbus.examples.grpo import clipped_loss
 
 LEARNING_RATE = 1e-5
+WIDTH = 64
+"""Rows are padded to a multiple of it, so that there are few shapes: for each new one, libraries of
+the GPU look for kernels, which takes as long as the work itself."""
 PLACES = 2048
 """Of the logits that exist at a time; each of them has a number for every word."""
 
@@ -155,37 +158,43 @@ class Trainer:
 
     def _accumulate(self, rows: list[_Row], n_all: int) -> Tensor:
         """Adds the gradient of these rows; returns the sum of their |ratio - 1|."""
-        n_prompt = self._load.prompt_tokens
-        longest = max(len(row.tokens) for row in rows)
-        inputs = torch.zeros(len(rows), n_prompt + longest - 1, dtype=torch.int64)
-        targets = torch.zeros(len(rows), longest, dtype=torch.int64)
-        sampled = torch.zeros(len(rows), longest)
-        is_token = torch.zeros(len(rows), longest, dtype=torch.bool)
-        for place, row in enumerate(rows):
-            n = len(row.tokens)
-            inputs[place, : n_prompt + n - 1] = torch.tensor([*row.prompt, *row.tokens[:-1]])
-            targets[place, :n] = torch.tensor(row.tokens)
-            sampled[place, :n] = torch.tensor(row.logprobs)
-            is_token[place, :n] = True
-        advantages = torch.tensor([row.advantage for row in rows]).unsqueeze(1).expand_as(sampled)
-        inputs, targets, sampled, is_token, advantages = (
-            each.to(self.device) for each in (inputs, targets, sampled, is_token, advantages)
-        )
+        width = _width(rows[0])
+        n_rows = max(1, self._load.micro_tokens // width)
         # Padding stands behind the tokens, where a causal model looks from no token: no mask.
-        hidden: Tensor = self._model.model(input_ids=inputs, use_cache=False).last_hidden_state
-        logprobs = self._logprobs(hidden[:, -longest:][is_token], targets[is_token])
-        behaviour = sampled[is_token]
-        loss = clipped_loss(logprobs, behaviour, advantages[is_token])
-        (loss * (behaviour.numel() / n_all)).backward()
-        return ((logprobs.detach() - behaviour).exp() - 1).abs().sum()
+        inputs = torch.zeros(n_rows, width, dtype=torch.int64)
+        asking: list[int] = []  # the places whose outcomes are the sampled tokens
+        for number, row in enumerate(rows):
+            known = [*row.prompt, *row.tokens[:-1]]
+            inputs[number, : len(known)] = torch.tensor(known)
+            first = number * width + len(row.prompt) - 1
+            asking += range(first, first + len(row.tokens))
+        targets = self._tensor([token for row in rows for token in row.tokens])
+        sampled = self._tensor([logprob for row in rows for logprob in row.logprobs])
+        advantages = self._tensor([row.advantage for row in rows for _ in row.tokens])
+        model = self._model.model
+        hidden: Tensor = model(input_ids=inputs.to(self.device), use_cache=False).last_hidden_state
+        logprobs = self._logprobs(hidden.flatten(0, 1), self._tensor(asking), targets)
+        loss = clipped_loss(logprobs, sampled, advantages)
+        (loss * (len(asking) / n_all)).backward()
+        return ((logprobs.detach() - sampled).exp() - 1).abs().sum()
 
-    def _logprobs(self, hidden: Tensor, targets: Tensor) -> Tensor:
+    def _tensor(self, numbers: list[int] | list[float]) -> Tensor:
+        return torch.tensor(numbers).to(self.device)
+
+    def _logprobs(self, hidden: Tensor, places: Tensor, targets: Tensor) -> Tensor:
         """float32 [n]; the logits of few places at a time exist, and again for their gradient."""
         again = cast("Any", checkpoint).checkpoint
-        pieces = [slice(at, at + PLACES) for at in range(0, len(targets), PLACES)]
+        n_more = -len(places) % PLACES
+        places, padded = (torch.nn.functional.pad(each, (0, n_more)) for each in (places, targets))
+        pieces = [slice(at, at + PLACES) for at in range(0, len(places), PLACES)]
         return torch.cat(
-            [again(self._piece, hidden[at], targets[at], use_reentrant=False) for at in pieces]
-        )
+            [
+                again(
+                    self._piece, hidden.index_select(0, places[at]), padded[at], use_reentrant=False
+                )
+                for at in pieces
+            ]
+        )[: len(targets)]
 
     def _piece(self, hidden: Tensor, targets: Tensor) -> Tensor:
         logits: Tensor = self._model.lm_head(hidden).float()
@@ -213,9 +222,13 @@ def micro_batches(rows: list[_Row], max_places: int) -> Iterator[list[_Row]]:
     """Rows of like lengths together, so that little is padding; the longest first."""
     batch: list[_Row] = []
     for row in sorted(rows, key=lambda each: -len(each.tokens)):
-        first = batch[0] if batch else row
-        if (len(batch) + 1) * (len(first.prompt) + len(first.tokens)) > max_places and batch:
+        if batch and (len(batch) + 1) * _width(batch[0]) > max_places:
             yield batch
             batch = []
         batch.append(row)
     yield batch
+
+
+def _width(row: _Row) -> int:
+    """Places of a micro batch's row; the last token is predicted, and asks for nothing."""
+    return -(-(len(row.prompt) + len(row.tokens) - 1) // WIDTH) * WIDTH

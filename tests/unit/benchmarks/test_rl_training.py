@@ -11,7 +11,15 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from benchmarks.gpu.rl_training import Load, Sampled, Trainer, asked, micro_batches, rows_of
+from benchmarks.gpu.rl_training import (
+    WIDTH,
+    Load,
+    Sampled,
+    Trainer,
+    asked,
+    micro_batches,
+    rows_of,
+)
 from benchmarks.gpu.sglang_bus import VOCABULARY, write_shape
 
 WORDS = VOCABULARY["tiny"]
@@ -24,7 +32,7 @@ LOAD = Load(
     median=12,
     sigma=0.8,
     longest=40,
-    micro_tokens=128,
+    micro_tokens=4 * WIDTH,
     bound=1,
 )
 
