@@ -2,8 +2,10 @@
 
 One fleet with an SGLang engine on each GPU (or on each `--tp` of them). Two measurements:
 
-- `throughput`: as many requests as one engine has places, all at the first engine, and as many
-  for each engine, placed by the router. Goal: 3.95 times one engine with four (0.9875 of each).
+- `throughput`: as many requests at once as there are places; when one ends the next one begins.
+  In turns: at the first engine alone, at all engines with one named for each request (`named`),
+  and at all engines with requests placed by the router (`fleet`). Goal: 3.95 times one engine with
+  four (0.9875 of each).
 - `agents`: multi-turn agents in groups that share a task. All turns of all agents go through the
   same fleet, placed in turns by chance, round robin, by the least load (all three by naming a
   worker for each request), and by the router, which is told session and group (`names`) or
@@ -33,7 +35,7 @@ from typing import Any, Literal, get_args
 import torch
 
 import rolloutbus
-from benchmarks.gpu.sglang_bus import SHAPES, VOCABULARY, engine_options, prompts, write_shape
+from benchmarks.gpu.sglang_bus import SHAPES, VOCABULARY, engine_options, write_shape
 from rolloutbus import RolloutClient, SamplingParams, Want
 
 DEADLINE_S = 400.0
@@ -45,47 +47,85 @@ Way = Literal["chance", "round_robin", "least_loaded", "bus", "names"]
 WAYS: tuple[Way, ...] = get_args(Way)
 
 
+def spread(chance: Random, median: float) -> int:
+    """A lognormal number with this median, at most four times as much."""
+    return max(1, round(min(4 * median, median * chance.lognormvariate(0.0, 0.6))))
+
+
 # --------------------------------------------------------------------------------------------------
 # Throughput
 
 
-async def salvo(
-    client: RolloutClient, options: argparse.Namespace, n_requests: int, seed: int, worker: str
+async def steady_rate(
+    client: RolloutClient, options: argparse.Namespace, seed: int, workers: Sequence[str]
 ) -> float:
-    """Tokens per second of so many requests at once; none has a beginning in common."""
-    sampling = SamplingParams(max_new_tokens=options.new_tokens, ignore_eos=True)
-    asked = prompts(options, seed, n_requests)
-    began = time.perf_counter()
-    rollouts = await asyncio.gather(
-        *(
-            client.generate(prompt, sampling, worker=worker, deadline_s=DEADLINE_S)
-            for prompt in asked
-        )
-    )
-    return sum(len(each.tokens) for each in rollouts) / (time.perf_counter() - began)
+    """Tokens per second while each of `workers` has as many requests as places.
+
+    The name of each is told with its requests; `""` leaves them to the router. Prompts have no
+    beginning in common.
+    """
+    chance = Random(seed)
+    words = range(3, VOCABULARY[options.shape])
+    n_sampled = 0
+
+    async def keep_asking(worker: str) -> None:
+        nonlocal n_sampled
+        while True:
+            prompt = chance.choices(words, k=options.prompt_tokens)
+            n_new = spread(chance, options.new_tokens)
+            sampling = SamplingParams(max_new_tokens=n_new, ignore_eos=True)
+            rollout = await client.generate(prompt, sampling, worker=worker, deadline_s=DEADLINE_S)
+            n_sampled += len(rollout.tokens)
+
+    asking = [
+        asyncio.create_task(keep_asking(worker))
+        for worker in workers
+        for _ in range(options.requests)
+    ]
+
+    async def passed(seconds: float) -> tuple[float, int]:
+        """When these have passed: the moment, and the tokens until then."""
+        failed, _ = await asyncio.wait(asking, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+        for each in failed:
+            each.result()
+        return time.perf_counter(), n_sampled
+
+    try:
+        began, n_before = await passed(options.settle_s)
+        ended, n_after = await passed(options.count_s)
+    finally:
+        for each in asking:
+            each.cancel()
+        await asyncio.gather(*asking, return_exceptions=True)
+    return (n_after - n_before) / (ended - began)
 
 
 async def throughput(
     client: RolloutClient, workers: list[str], options: argparse.Namespace
 ) -> dict[str, Any]:
     """One engine and all of them in turns; who came first in one round comes last in the next."""
-    rates: dict[str, list[float]] = {"one": [], "fleet": []}
+    sides = {"one": workers[:1], "named": workers, "fleet": [""] * len(workers)}
+    rates: dict[str, list[float]] = {side: [] for side in sides}
     for number in range(options.rounds + 1):
-        for side in ("one", "fleet") if number % 2 else ("fleet", "one"):
-            is_one = side == "one"
-            n_requests = options.requests * (1 if is_one else len(workers))
-            seed = 2 * number + is_one
-            rate = await salvo(client, options, n_requests, seed, workers[0] if is_one else "")
+        for side in sides if number % 2 else reversed(sides):
+            rate = await steady_rate(client, options, number, sides[side])
             rates[side].append(rate)
             _say(f"round {number} of {options.rounds}: {side}: {rate:,.0f} tokens/s")
-    ratios = [f / o for f, o in zip(rates["fleet"][1:], rates["one"][1:], strict=True)]
-    ratio = statistics.median(ratios)
+            if number and not rate:
+                raise SystemExit(f"no request ended in {options.count_s:g} s: raise --count-s")
+
+    def to_one(side: str) -> list[float]:
+        pairs = zip(rates[side][1:], rates["one"][1:], strict=True)
+        return [round(all_of_them / one, 3) for all_of_them, one in pairs]
+
+    ratio = round(statistics.median(to_one("fleet")), 3)
     return {
         "new_tokens": options.new_tokens,
         "requests_per_engine": options.requests,
         "tokens_per_s": {name: round(statistics.median(each[1:])) for name, each in rates.items()},
-        "fleet_to_one": round(ratio, 3),
-        "ratios": [round(each, 3) for each in ratios],
+        "fleet_to_one": ratio,
+        "named_to_one": round(statistics.median(to_one("named")), 3),
+        "ratios": to_one("fleet"),
         "is_met": ratio >= SHARE_GOAL * len(workers),
     }
 
@@ -113,18 +153,18 @@ def agents_of(options: argparse.Namespace, n_engines: int, seed: int) -> list[Ag
     def words(n: int) -> list[int]:
         return [chance.randrange(3, top) for _ in range(n)]
 
-    def spread(median: float) -> int:
-        return max(1, round(min(4 * median, median * chance.lognormvariate(0.0, 0.6))))
-
     system = words(options.system_tokens)
     agents: list[Agent] = []
     for group in range(options.groups * n_engines):
-        task = system + words(spread(options.task_tokens))
+        task = system + words(spread(chance, options.task_tokens))
         for place in range(options.group):
             turns: list[tuple[int, list[int], float]] = []
             n_context = len(task)
-            for _ in range(spread(options.turns)):
-                turn = (spread(options.answer_tokens), words(spread(options.result_tokens)))
+            for _ in range(spread(chance, options.turns)):
+                turn = (
+                    spread(chance, options.answer_tokens),
+                    words(spread(chance, options.result_tokens)),
+                )
                 n_context += turn[0] + len(turn[1])
                 if n_context > options.most_tokens:
                     break
@@ -247,7 +287,7 @@ def engine_of(options: argparse.Namespace) -> dict[str, Any]:
     """Settings of each engine."""
     n_agents = options.groups * options.group
     kv_tokens = max(
-        options.requests * (options.prompt_tokens + options.new_tokens),
+        options.requests * (options.prompt_tokens + 4 * options.new_tokens),
         n_agents * options.most_tokens // 2,
     )
     engine = engine_options(options.device, options.requests, int(kv_tokens * 1.1) + 4096, 0.8)
@@ -293,7 +333,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--rounds", type=int, default=8, help="beside the first")
     parser.add_argument("--requests", type=int, default=256, help="at once at an engine")
     parser.add_argument("--prompt-tokens", type=int, default=128, help="throughput")
-    parser.add_argument("--new-tokens", type=int, default=384, help="throughput")
+    parser.add_argument("--new-tokens", type=int, default=384, help="throughput: median")
+    parser.add_argument("--settle-s", type=float, default=3.0, help="throughput: not counted")
+    parser.add_argument("--count-s", type=float, default=8.0, help="throughput: of each turn")
     parser.add_argument("--groups", type=int, default=4, help="agents: for each engine")
     parser.add_argument("--group", type=int, default=16, help="agents of one task")
     parser.add_argument("--system-tokens", type=int, default=1000, help="agents: all share them")

@@ -104,13 +104,12 @@ def _engine_of(options: argparse.Namespace) -> dict[str, Any]:
     return engine_options(options.device, options.requests, int(n_tokens * 1.1) + 4096)
 
 
-def prompts(options: argparse.Namespace, seed: int, n_requests: int = 0) -> list[list[int]]:
-    """So many prompts, or `--requests` of them, that share no beginning."""
+def prompts(options: argparse.Namespace, seed: int) -> list[list[int]]:
+    """`--requests` prompts that share no beginning."""
     chance = random.Random(seed)
     top = VOCABULARY[options.shape]
     n = options.prompt_tokens
-    n_requests = n_requests or options.requests
-    return [[chance.randrange(3, top) for _ in range(n)] for _ in range(n_requests)]
+    return [[chance.randrange(3, top) for _ in range(n)] for _ in range(options.requests)]
 
 
 class Child:
