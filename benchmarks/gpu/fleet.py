@@ -2,10 +2,10 @@
 
 One fleet with an SGLang engine on each GPU (or on each `--tp` of them). Two measurements:
 
-- `throughput`: as many requests at once as there are places; when one ends the next one begins.
-  In turns: at the first engine alone, at all engines with one named for each request (`named`),
-  and at all engines with requests placed by the router (`fleet`). Goal: 3.95 times one engine with
-  four (0.9875 of each).
+- `throughput`: as many requests at once as there are places, in turns at the first engine alone
+  and at all of them, placed by the router. Beside it, as what the machine allows, the same with
+  engines that each run in a process of their own on the same GPUs, without the bus. Goal: 3.95
+  times one engine with four (0.9875 of each).
 - `agents`: multi-turn agents in groups that share a task. All turns of all agents go through the
   same fleet, placed in turns by chance, round robin, by the least load (all three by naming a
   worker for each request), and by the router, which is told session and group (`names`) or
@@ -13,7 +13,7 @@ One fleet with an SGLang engine on each GPU (or on each `--tp` of them). Two mea
   Caches are empty at the start of each turn. Goal: makespan at most 0.8 of least loaded.
 
     python benchmarks/gpu/fleet.py --json
-    python benchmarks/gpu/fleet.py --only agents --shape 7b --rounds 3
+    python benchmarks/gpu/fleet.py --only agents --shape 7b --ways least_loaded names --rounds 3
 
 On a CPU (`--device cpu --engines 2 --shape tiny --requests 8`) SGLang starts with the environment
 alone that `tests/sglang/fleets.py` makes.
@@ -26,8 +26,10 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Generator, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from random import Random
 from typing import Any, Literal, get_args
@@ -35,9 +37,17 @@ from typing import Any, Literal, get_args
 import torch
 
 import rolloutbus
-from benchmarks.gpu.sglang_bus import SHAPES, VOCABULARY, engine_options, write_shape
+from benchmarks.gpu.sglang_bus import (
+    SHAPES,
+    VOCABULARY,
+    Child,
+    engine_options,
+    prompts,
+    write_shape,
+)
 from rolloutbus import RolloutClient, SamplingParams, Want
 
+Prompts = list[list[int]]
 DEADLINE_S = 400.0
 SHARE_GOAL = 0.9875
 MAKESPAN_GOAL = 0.8
@@ -56,77 +66,78 @@ def spread(chance: Random, median: float) -> int:
 # Throughput
 
 
-async def steady_rate(
-    client: RolloutClient, options: argparse.Namespace, seed: int, workers: Sequence[str]
-) -> float:
-    """Tokens per second while each of `workers` has as many requests as places.
+async def over_bus(
+    client: RolloutClient, options: argparse.Namespace, worker: str, batches: list[Prompts]
+) -> int:
+    """Tokens of these requests, all at once, at this worker; `""`: where the router places them."""
+    sampling = SamplingParams(max_new_tokens=options.new_tokens, temperature=1.0, ignore_eos=True)
+    rollouts = await asyncio.gather(
+        *(
+            client.generate(prompt, sampling, worker=worker, deadline_s=DEADLINE_S)
+            for batch in batches
+            for prompt in batch
+        )
+    )
+    return sum(len(each.tokens) for each in rollouts)
 
-    The name of each is told with its requests; `""` leaves them to the router. Prompts have no
-    beginning in common.
-    """
-    chance = Random(seed)
-    words = range(3, VOCABULARY[options.shape])
-    n_sampled = 0
 
-    async def keep_asking(worker: str) -> None:
-        nonlocal n_sampled
-        while True:
-            prompt = chance.choices(words, k=options.prompt_tokens)
-            n_new = spread(chance, options.new_tokens)
-            sampling = SamplingParams(max_new_tokens=n_new, ignore_eos=True)
-            rollout = await client.generate(prompt, sampling, worker=worker, deadline_s=DEADLINE_S)
-            n_sampled += len(rollout.tokens)
+async def in_process(
+    engines: list[Child], options: argparse.Namespace, batches: list[Prompts]
+) -> int:
+    """Tokens of these requests, all at once, a batch at each engine."""
 
-    asking = [
-        asyncio.create_task(keep_asking(worker))
-        for worker in workers
-        for _ in range(options.requests)
-    ]
+    async def one(engine: Child, batch: Prompts) -> int:
+        task = {"kind": "plain", "prompts": batch, "n": options.new_tokens}
+        return (await asyncio.to_thread(engine.ask, task))["n_tokens"]
 
-    async def passed(seconds: float) -> tuple[float, int]:
-        """When these have passed: the moment, and the tokens until then."""
-        failed, _ = await asyncio.wait(asking, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
-        for each in failed:
-            each.result()
-        return time.perf_counter(), n_sampled
-
-    try:
-        began, n_before = await passed(options.settle_s)
-        ended, n_after = await passed(options.count_s)
-    finally:
-        for each in asking:
-            each.cancel()
-        await asyncio.gather(*asking, return_exceptions=True)
-    return (n_after - n_before) / (ended - began)
+    return sum(await asyncio.gather(*map(one, engines, batches)))
 
 
 async def throughput(
-    client: RolloutClient, workers: list[str], options: argparse.Namespace
+    client: RolloutClient, workers: list[str], engines: list[Child], options: argparse.Namespace
 ) -> dict[str, Any]:
-    """One engine and all of them in turns; who came first in one round comes last in the next."""
-    sides = {"one": workers[:1], "named": workers, "fleet": [""] * len(workers)}
+    """All sides in turns; who came first in one round comes last in the next."""
+    sides: dict[str, tuple[int, Callable[[list[Prompts]], Awaitable[int]]]] = {
+        "bus_one": (1, partial(over_bus, client, options, workers[0])),
+        "bus_all": (len(workers), partial(over_bus, client, options, "")),
+        "in_process_one": (1, partial(in_process, engines[:1], options)),
+        "in_process_all": (len(workers), partial(in_process, engines, options)),
+    }
     rates: dict[str, list[float]] = {side: [] for side in sides}
     for number in range(options.rounds + 1):
         for side in sides if number % 2 else reversed(sides):
-            rate = await steady_rate(client, options, number, sides[side])
+            n_engines, salvo = sides[side]
+            # No prompt comes to an engine twice: it would know the beginning.
+            seed = (number * len(sides) + [*sides].index(side)) * len(workers)
+            batches = [prompts(options, seed + place) for place in range(n_engines)]
+            began = time.perf_counter()
+            rate = await salvo(batches) / (time.perf_counter() - began)
             rates[side].append(rate)
             _say(f"round {number} of {options.rounds}: {side}: {rate:,.0f} tokens/s")
-            if number and not rate:
-                raise SystemExit(f"no request ended in {options.count_s:g} s: raise --count-s")
 
-    def to_one(side: str) -> list[float]:
-        pairs = zip(rates[side][1:], rates["one"][1:], strict=True)
-        return [round(all_of_them / one, 3) for all_of_them, one in pairs]
+    def ratios(of: str, to: str) -> list[float]:
+        return [round(a / b, 3) for a, b in zip(rates[of][1:], rates[to][1:], strict=True)]
 
-    ratio = round(statistics.median(to_one("fleet")), 3)
+    def ratio(of: str, to: str) -> float:
+        return round(statistics.median(ratios(of, to)), 3)
+
     return {
         "new_tokens": options.new_tokens,
         "requests_per_engine": options.requests,
         "tokens_per_s": {name: round(statistics.median(each[1:])) for name, each in rates.items()},
-        "fleet_to_one": ratio,
-        "named_to_one": round(statistics.median(to_one("named")), 3),
-        "ratios": to_one("fleet"),
-        "is_met": ratio >= SHARE_GOAL * len(workers),
+        "all_to_one": {
+            "bus": ratio("bus_all", "bus_one"),
+            "in_process": ratio("in_process_all", "in_process_one"),
+        },
+        "bus_to_in_process": {
+            "one": ratio("bus_one", "in_process_one"),
+            "all": ratio("bus_all", "in_process_all"),
+        },
+        "all_to_one_of_rounds": {
+            "bus": ratios("bus_all", "bus_one"),
+            "in_process": ratios("in_process_all", "in_process_one"),
+        },
+        "is_met": ratio("bus_all", "bus_one") >= SHARE_GOAL * len(workers),
     }
 
 
@@ -251,10 +262,11 @@ async def placements(
     client: RolloutClient, workers: list[str], options: argparse.Namespace
 ) -> dict[str, Any]:
     """All ways in turns, in another order in each round, with the same agents in a round."""
-    found: dict[Way, list[dict[str, float]]] = {way: [] for way in WAYS}
+    ways: list[Way] = [way for way in WAYS if way in options.ways]
+    found: dict[Way, list[dict[str, float]]] = {way: [] for way in ways}
     for number in range(options.rounds + 1):
-        turn = number % len(WAYS)
-        for way in (*WAYS[turn:], *WAYS[:turn]):
+        turn = number % len(ways)
+        for way in (*ways[turn:], *ways[:turn]):
             agents = agents_of(options, len(workers), number)
             row = await run_agents(client, agents, Placing(way, workers))
             found[way].append(row)
@@ -271,7 +283,7 @@ async def placements(
         pairs = zip(found[way][1:], found["least_loaded"][1:], strict=True)
         return round(statistics.median(a["makespan_s"] / b["makespan_s"] for a, b in pairs), 3)
 
-    ratios = {way: to_least_loaded(way) for way in WAYS}
+    ratios = {way: to_least_loaded(way) for way in ways}
     return {
         "agents": options.groups * options.group * len(workers),
         "ways": rows,
@@ -287,13 +299,32 @@ def engine_of(options: argparse.Namespace) -> dict[str, Any]:
     """Settings of each engine."""
     n_agents = options.groups * options.group
     kv_tokens = max(
-        options.requests * (options.prompt_tokens + 4 * options.new_tokens),
+        options.requests * (options.prompt_tokens + options.new_tokens),
         n_agents * options.most_tokens // 2,
     )
-    engine = engine_options(options.device, options.requests, int(kv_tokens * 1.1) + 4096, 0.8)
+    memory = 0.42 if "throughput" in options.only else 0.8  # two engines on a GPU, or one
+    engine = engine_options(options.device, options.requests, int(kv_tokens * 1.1) + 4096, memory)
     if options.tp > 1:
         engine["arguments"]["tp_size"] = options.tp
-    return {**engine, "report_prefixes": True}
+    return engine
+
+
+@contextmanager
+def engines_without_bus(
+    options: argparse.Namespace, model: Path, n_engines: int
+) -> Generator[list[Child]]:
+    """An engine in a process of its own on the GPUs of each worker; they may still be starting."""
+    engines: list[Child] = []
+    try:
+        for number in range(n_engines):
+            engine = engine_of(options)
+            if options.device == "cuda":
+                engine["arguments"]["base_gpu_id"] = number * options.tp
+            engines.append(Child("in_process.py", str(model), json.dumps(engine)))
+        yield engines
+    finally:
+        for each in engines:
+            each.end()
 
 
 async def measure(options: argparse.Namespace, model: Path) -> dict[str, Any]:
@@ -303,15 +334,25 @@ async def measure(options: argparse.Namespace, model: Path) -> dict[str, Any]:
         raise SystemExit(f"{torch.cuda.device_count()} GPUs are too few for --tp {options.tp}")
     report: dict[str, Any] = {"shape": options.shape, "engines": n_engines, "tp": options.tp}
     up = rolloutbus.up(
-        model=model, workers=n_engines, engine="sglang", engine_options=engine_of(options)
+        model=model,
+        workers=n_engines,
+        engine="sglang",
+        engine_options={**engine_of(options), "report_prefixes": True},
     )
-    async with up as fleet, rolloutbus.connect(fleet.address, name="bench") as client:
-        workers = sorted(each.name for each in (await client.status()).workers)
-        _say(f"the fleet is up: {', '.join(workers)}")
-        if "throughput" in options.only:
-            report["throughput"] = await throughput(client, workers, options)
-        if "agents" in options.only:
-            report["agents"] = await placements(client, workers, options)
+    is_compared = "throughput" in options.only
+    with (
+        engines_without_bus(options, model, n_engines) if is_compared else nullcontext([]) as alone
+    ):
+        async with up as fleet, rolloutbus.connect(fleet.address, name="bench") as client:
+            workers = sorted(each.name for each in (await client.status()).workers)
+            _say(f"the fleet is up: {', '.join(workers)}")
+            if "agents" in options.only:
+                report["agents"] = await placements(client, workers, options)
+            if is_compared:
+                for each in alone:
+                    await asyncio.to_thread(each.ask, {"kind": "hello"})
+                _say("the engines without the bus are up")
+                report["throughput"] = await throughput(client, workers, alone, options)
     return report
 
 
@@ -326,6 +367,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument(
         "--only", nargs="+", choices=get_args(Measurement), default=get_args(Measurement)
     )
+    parser.add_argument("--ways", nargs="+", choices=WAYS, default=WAYS, help="agents: placements")
     parser.add_argument("--shape", choices=SHAPES, default="0.5b")
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     parser.add_argument("--engines", type=int, default=0, help="0: as many as the GPUs allow")
@@ -333,9 +375,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--rounds", type=int, default=8, help="beside the first")
     parser.add_argument("--requests", type=int, default=256, help="at once at an engine")
     parser.add_argument("--prompt-tokens", type=int, default=128, help="throughput")
-    parser.add_argument("--new-tokens", type=int, default=384, help="throughput: median")
-    parser.add_argument("--settle-s", type=float, default=3.0, help="throughput: not counted")
-    parser.add_argument("--count-s", type=float, default=8.0, help="throughput: of each turn")
+    parser.add_argument("--new-tokens", type=int, default=768, help="throughput")
     parser.add_argument("--groups", type=int, default=4, help="agents: for each engine")
     parser.add_argument("--group", type=int, default=16, help="agents of one task")
     parser.add_argument("--system-tokens", type=int, default=1000, help="agents: all share them")
@@ -348,11 +388,18 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options = parser.parse_args(arguments)
     if options.rounds < 1:
         parser.error("--rounds: at least 1, the first one is not counted")
+    if missing := {"least_loaded", "names"} - {*options.ways}:
+        parser.error(
+            f"--ways: {' and '.join(sorted(missing))} cannot be left out: they are compared"
+        )
     if options.device == "cpu" and options.tp > 1:
         parser.error("--tp: an engine on the CPU is one; leave it out")
     with tempfile.TemporaryDirectory(prefix="fleet-") as folder:
         write_shape(Path(folder), options.shape)
-        report = asyncio.run(measure(options, Path(folder)))
+        try:
+            report = asyncio.run(measure(options, Path(folder)))
+        except KeyboardInterrupt:
+            raise SystemExit(130) from None
     print(json.dumps(report, indent=None if options.json else 2))
 
 

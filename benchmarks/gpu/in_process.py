@@ -1,4 +1,4 @@
-"""The engine that `sglang_bus.py` compares with: SGLang as its users call it, in one process.
+"""What `sglang_bus.py` and `fleet.py` compare with: SGLang as its users call it, in one process.
 
 Reads one JSON line per task from standard input and answers with one on standard output.
 """
@@ -75,10 +75,12 @@ async def serve(engine: Any) -> None:  # noqa: ANN401
         match asked["kind"]:
             case "plain":
                 n_tokens = await plain(engine, asked["prompts"], asked["n"])
-                answer = {"tokens_per_s": n_tokens / (time.perf_counter() - began)}
+                seconds = time.perf_counter() - began
+                answer = {"n_tokens": n_tokens, "tokens_per_s": n_tokens / seconds}
             case "stream":
                 n_tokens = await stream(engine, asked["prompts"], asked["n"])
-                answer = {"tokens_per_s": n_tokens / (time.perf_counter() - began)}
+                seconds = time.perf_counter() - began
+                answer = {"n_tokens": n_tokens, "tokens_per_s": n_tokens / seconds}
             case "first":
                 answer = {"seconds": await first(engine, asked["prompts"])}
             case _:
