@@ -121,6 +121,9 @@ COMMANDS: dict[str, CommandRow] = {
     "reserve_version": CommandRow(
         weights.ReserveVersion, weights.Reserved, "trainer", "store", traits={"versioned"}
     ),
+    "verify_tensors": CommandRow(
+        weights.VerifyTensors, endings.Done, "trainer", "store", traits={"versioned"}
+    ),
     "seal_version": CommandRow(
         weights.SealVersion, endings.Done, "trainer", "store", traits={"versioned"}
     ),

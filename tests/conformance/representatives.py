@@ -219,6 +219,7 @@ _COMMANDS: dict[str, msgspec.Struct] = {
     "close_session": generation.CloseSession("conv-1"),
     "status": control.Status(),
     "reserve_version": weights.ReserveVersion(POLICY, TENSORS, VERSION),
+    "verify_tensors": weights.VerifyTensors(POLICY, VERSION, [1, 0], [2**64 - 1, 1]),
     "seal_version": weights.SealVersion(POLICY, VERSION, [2**64 - 1, 1], [OFFER], allow_zeros=True),
     "restore_version": weights.RestoreVersion(POLICY, VERSION - 1),
     "settle_version": weights.SettleVersion(POLICY, VERSION),
@@ -242,7 +243,14 @@ _ROUTES = {
         ("pause", "resume", "sleep", "wake_up", "flush_cache", "server_info", "shutdown"), "fleet"
     ),
     **dict.fromkeys(
-        ("reserve_version", "seal_version", "restore_version", "settle_version"), "store"
+        (
+            "reserve_version",
+            "verify_tensors",
+            "seal_version",
+            "restore_version",
+            "settle_version",
+        ),
+        "store",
     ),
     "record_commit": "store",
     "check_weights": "fleet",
@@ -305,7 +313,9 @@ _FLEET_STATUS = control.FleetStatus(
 
 _RESULTS: dict[str, msgspec.Struct] = {
     **dict.fromkeys(("pause", "resume", "shutdown", "start_profile", "close_session"), _DONE),
-    **dict.fromkeys(("seal_version", "abort_update", "record_commit", "push_chunk"), _DONE),
+    **dict.fromkeys(
+        ("verify_tensors", "seal_version", "abort_update", "record_commit", "push_chunk"), _DONE
+    ),
     "generate": _GENERATED,
     "abort": generation.Aborted(2),
     "abort_policy": generation.Aborted(2),

@@ -47,6 +47,8 @@ class StoreHarness:
         self._endings: dict[str, asyncio.Future[Entry]] = {}
         self._open: dict[str, Entry] = {}
         """Commands that have no ending yet."""
+        self.asked: list[str] = []
+        """Kinds of all commands to the store, in order."""
         self._n_sent = 0
         self.updates = UpdateRouter(self.ref)
         self.connection = cast("Connection", self.updates)
@@ -123,6 +125,7 @@ class StoreHarness:
     async def _ask(self, kind: str, body: msgspec.Struct, deadline_s: float) -> Entry:
         assert self._peer is not None
         self._n_sent += 1
+        self.asked.append(kind)
         rid = f"test/{self._n_sent}@store"
         attempt = (1, self._n_sent)
         self._endings[rid] = asyncio.get_running_loop().create_future()

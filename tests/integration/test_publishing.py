@@ -8,13 +8,15 @@ import threading
 from collections.abc import Generator, Sequence
 from pathlib import Path
 
+import msgspec
 import pytest
 import torch
 from safetensors.torch import save_file
 
+from rolloutbus.bus.actor.ref import STORE
 from rolloutbus.bus.transport.bulk import BulkLink
-from rolloutbus.bus.weights.manifest import checksum, digest_of
-from rolloutbus.bus.weights.shm import SHM_DIR
+from rolloutbus.bus.weights.manifest import bytes_of, checksum, digest_of, lay_out
+from rolloutbus.bus.weights.shm import SHM_DIR, SegmentWriter
 from rolloutbus.bus.wire.errors import (
     DeadlineExceeded,
     PeerLost,
@@ -27,9 +29,15 @@ from rolloutbus.bus.wire.messages.weights import (
     Manifest,
     Offer,
     PullManifest,
+    Reserved,
+    ReserveVersion,
+    SealVersion,
     Tensor,
     UpdateProgress,
+    VerifyTensors,
 )
+from rolloutbus.trainer_adapter.client.core.results import FleetCommandFailed, FleetResult
+from rolloutbus.trainer_adapter.publisher import early_verification
 from rolloutbus.trainer_adapter.publisher.collective import CollectiveOffering
 from rolloutbus.trainer_adapter.publisher.publisher import WeightPublisher
 from rolloutbus.trainer_adapter.publisher.tensor_source import HeldTensors, Layout
@@ -95,6 +103,46 @@ async def test_tensors_may_change_as_soon_as_they_are_copied(tmp_path: Path, see
         harness.updates.decides.set()
         published = await handle
         assert await digests_kept(harness, published.version) == as_published
+
+
+async def test_the_store_verifies_tensors_while_others_are_written(
+    tmp_path: Path, seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(early_verification, "PART_BYTES", 1)
+    monkeypatch.setattr(early_verification, "PARTS", 4)
+    model = weights(seed)
+    async with store_harness(tmp_path) as harness:
+        published = await WeightPublisher(harness).publish(model, deadline_s=DEADLINE_S)
+        writing = harness.asked[: harness.asked.index("seal_version") + 1]
+        assert writing == ["reserve_version", *["verify_tensors"] * 4, "seal_version"]
+        assert await digests_kept(harness, published.version) == digests_of(model)
+
+
+async def test_bytes_that_were_not_there_yet_are_read_again_by_the_seal(
+    tmp_path: Path, seed: int
+) -> None:
+    model = weights(seed)
+    layout = lay_out((name, "F32", tuple(each.shape)) for name, each in model.items())
+    digests = [*digests_of(model).values()]
+    async with store_harness(tmp_path) as harness:
+        store = harness.ref(STORE)
+
+        async def ask(body: msgspec.Struct) -> FleetResult:
+            result = await store.ask(body, deadline_s=DEADLINE_S)
+            assert isinstance(result, FleetResult)
+            return result
+
+        reserved = (await ask(ReserveVersion("default", layout))).only(Reserved)
+        early = VerifyTensors("default", reserved.version, [0, 1, 2, 3], digests)
+        (await ask(early)).check()
+
+        with pytest.raises(FleetCommandFailed, match="w0"):
+            (await ask(SealVersion("default", reserved.version, digests))).check()
+        content = SegmentWriter().content(reserved.segment, reserved.size_bytes)
+        for place, each in zip(layout, model.values(), strict=True):
+            bytes_of(content, place)[:] = each.view(-1).view(torch.uint8).numpy()
+        (await ask(SealVersion("default", reserved.version, digests))).check()
+        assert await digests_kept(harness, reserved.version) == digests_of(model)
 
 
 class Adapted:

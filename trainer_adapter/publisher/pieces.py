@@ -7,6 +7,7 @@ import torch
 
 from rolloutbus.bus.weights.manifest import bytes_of
 from rolloutbus.bus.wire.messages.weights import Reserved, Tensor
+from rolloutbus.trainer_adapter.publisher.early_verification import EarlyVerification
 from rolloutbus.trainer_adapter.publisher.publication import Publication
 from rolloutbus.trainer_adapter.publisher.tensor_source import (
     TORCH_DTYPES,
@@ -34,7 +35,7 @@ class Pieces:
         self._places: Mapping[str, Tensor] = {each.name: each for each in self._layout}
         self._judgements: dict[str, Judgement] = {}
         self._watch = CopyWatch(publication.log.copied_so_far)
-        self._room: tuple[Reserved, Room] | None = None
+        self._room: tuple[Reserved, Room, EarlyVerification] | None = None
         self._gpu: torch.device | None = None
         """That a tensor came from."""
 
@@ -49,11 +50,14 @@ class Pieces:
         async with self._publication.writing():
             if self._room is None:
                 reserved = await self._publication.reserve(self._layout)
-                self._room = reserved, self._publication.room(reserved, self._layout)
-            _, room = self._room
+                room = self._publication.room(reserved, self._layout)
+                self._room = reserved, room, self._publication.early(reserved, self._layout)
+            _, room, early = self._room
             work = partial(_copy, room, place, source, tensor)
             self._judgements[place.name] = await in_thread(work, self._watch.stop)
             self._watch.copied(place.size_bytes)
+            if room.is_in_store:
+                early.written(place, self._judgements[place.name].digest)
             if tensor.is_cuda:
                 self._gpu = tensor.device
 
@@ -67,7 +71,7 @@ class Pieces:
         if missing or self._room is None:
             why = f"it was not put, nor were {len(missing) - 1} others"
             raise misplanned(missing[0], why if len(missing) > 1 else "it was not put")
-        reserved, room = self._room
+        reserved, room, _ = self._room
         judgements = [self._judgements[each.name] for each in self._layout]
         written = Written(*room, judgements, self._gpu)
         async with self._publication.writing():

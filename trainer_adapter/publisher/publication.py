@@ -43,6 +43,7 @@ from rolloutbus.bus.wire.messages.weights import (
     SettleVersion,
     Tensor,
     UpdateProgress,
+    VerifyTensors,
     VersionRestored,
 )
 from rolloutbus.bus.wire.messages.weights import VersionPublished as PublishedByRouter
@@ -51,6 +52,7 @@ from rolloutbus.trainer_adapter.client.connection import Connection
 from rolloutbus.trainer_adapter.client.core.endings import UPDATE_UNKNOWN
 from rolloutbus.trainer_adapter.client.core.requests import Ask
 from rolloutbus.trainer_adapter.client.core.results import FleetResult
+from rolloutbus.trainer_adapter.publisher.early_verification import EarlyVerification
 from rolloutbus.trainer_adapter.publisher.offering import Offering, gpus_of, is_shared
 from rolloutbus.trainer_adapter.publisher.tensor_source import (
     DTYPE_NAMES,
@@ -155,6 +157,7 @@ class Publication:
         """Whose store gave it its number, which is another version's in any other fleet."""
         self._taking: asyncio.Future[Reserved | VersionRestored] | None = None
         """The store's answer that gives it its number."""
+        self._early: list[EarlyVerification] = []
         self._is_settled = False
         """It is committed, or the store was asked to decide against it."""
         self._gpu: torch.device | None = None
@@ -169,6 +172,8 @@ class Publication:
 
     async def __aexit__(self, *_: object) -> None:
         self.log.copied.set()
+        for each in self._early:
+            each.close()
         async with AsyncExitStack() as closing:
             closing.push_async_callback(self._settle)
             for offering in self._offerings:
@@ -379,7 +384,8 @@ class Publication:
         watch = CopyWatch(self.log.copied_so_far)
         offering = asyncio.ensure_future(self._offer_held(layout, source))
         try:
-            written = await policy.writer.copy(reserved, layout, source, watch)
+            in_store = self.early(reserved, layout).written
+            written = await policy.writer.copy(reserved, layout, source, watch, in_store)
         finally:
             await ended(offering)  # it reads tensors that may change after this
         offering.result()
@@ -402,6 +408,18 @@ class Publication:
         reserved = await self._take(Reserved, body)
         self.log.enter("copying", version=reserved.version)
         return reserved
+
+    def early(self, reserved: Reserved, layout: list[Tensor]) -> EarlyVerification:
+        """What tells the store of tensors that are in its segment, until this publication ends."""
+        store, policy = self._policy.client.ref(STORE), self._policy.name
+
+        async def tell(numbers: list[int], digests: list[int]) -> None:
+            body = VerifyTensors(policy, reserved.version, numbers, digests)
+            await store.ask(body, deadline_s=self.left_s)
+
+        early = EarlyVerification(layout, tell)
+        self._early.append(early)
+        return early
 
     def room(self, reserved: Reserved, layout: Sequence[Tensor]) -> Room:
         """Where the bytes are to be put."""

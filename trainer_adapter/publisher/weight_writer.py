@@ -292,6 +292,14 @@ MIN_COPIERS = 2
 T = TypeVar("T")
 
 
+OnWritten = Callable[[Tensor, int], None]
+"""(tensor of the layout, digest of its bytes): they are in their place; called in any thread."""
+
+
+def _no_one(_tensor: Tensor, _digest: int) -> None:
+    pass
+
+
 class CopyWatch:
     """Reports how far a copy has come, and can stop it."""
 
@@ -370,14 +378,23 @@ class WeightWriter:
         layout: Sequence[Tensor],
         source: TensorSource,
         watch: CopyWatch,
+        in_store: OnWritten,
     ) -> Written:
         """Copy all tensors of `source` to their places in `layout`; afterwards they may change.
+
+        Args:
+            reserved: the store's answer.
+            layout: of the version.
+            source: of the trainer.
+            watch: is told how far the copy has come.
+            in_store: is told of each tensor whose bytes are where the store reads them.
 
         Raises:
             SegmentGone: the reservation has lapsed.
         """
         room = self.room(reserved, total_bytes(layout))
-        work = partial(copy_all, room.content, layout, source, watch, self._n_copiers)
+        on_written = in_store if room.is_in_store else _no_one
+        work = partial(copy_all, room.content, layout, source, watch, self._n_copiers, on_written)
         return Written(*room, *await in_thread(work, watch.stop))
 
     def room(self, reserved: Reserved, size_bytes: int) -> Room:
@@ -472,8 +489,9 @@ def copy_all(
     source: TensorSource,
     watch: CopyWatch,
     n_copiers: int,
+    on_written: OnWritten = _no_one,
 ) -> Copied:
-    """Copy everything into `content` by so many threads."""
+    """Copy everything into `content` by so many threads, which call `on_written`."""
     judgements: list[Judgement] = []
     gpu: torch.device | None = None
 
@@ -481,6 +499,7 @@ def copy_all(
         watch.require_wanted()
         copied = _copy(bytes_of(content, tensor), TORCH_DTYPES[tensor.dtype], value)
         watch.copied(tensor.size_bytes)
+        on_written(tensor, copied.digest)
         return copied
 
     with (

@@ -4,7 +4,7 @@ Bytes, files and sockets are the shell's; see `trainer_adapter.store.effects`.
 Spec: docs/protocol.md, "Weights".
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import msgspec
 
@@ -25,6 +25,8 @@ from rolloutbus.bus.wire.messages.weights import (
     SealVersion,
     Settled,
     SettleVersion,
+    Tensor,
+    VerifyTensors,
     VersionRestored,
 )
 from rolloutbus.trainer_adapter.store import problems
@@ -40,6 +42,7 @@ from rolloutbus.trainer_adapter.store.effects import (
     StoreAnswer,
     StoreEffect,
     Verify,
+    VerifyEarly,
     WriteChunk,
 )
 from rolloutbus.trainer_adapter.store.settings import StoreSettings
@@ -55,7 +58,9 @@ from rolloutbus.trainer_adapter.store.versions import (
     VersionTable,
 )
 
-MemberCommand = ReserveVersion | SealVersion | RestoreVersion | SettleVersion | RecordCommit
+MemberCommand = (
+    ReserveVersion | VerifyTensors | SealVersion | RestoreVersion | SettleVersion | RecordCommit
+)
 """Comes through the router."""
 BulkRequest = PullManifest | PullDelta | PullChunk | PushChunk
 """Comes over the bulk socket."""
@@ -95,6 +100,8 @@ class StoreCore:
         match command:
             case ReserveVersion():
                 return self._reserve(asker, command, now)
+            case VerifyTensors():
+                return self._verify_early(asker, command, now)
             case SealVersion():
                 return self._seal(asker, command, now)
             case RestoreVersion():
@@ -136,6 +143,7 @@ class StoreCore:
         stored = self._table.by_key[key]
         if mismatch:
             stored.on("mismatch")
+            stored.forget_early()
             stored.used_at = now
             wrong = _answer_all(stored, "failed", problems.wrong_bytes(mismatch))
             return wrong + self._settle_all(stored, now)
@@ -148,6 +156,21 @@ class StoreCore:
             *self._settle_all(stored, now),
             *self._retire_outdated(stored.policy, now),
         ]
+
+    def verified_early(
+        self, key: VersionKey, tensors: Mapping[int, Tensor], *, is_right: bool
+    ) -> list[StoreEffect]:
+        """Some tensors of a version that is being written have been read: all right, or not."""
+        stored = self._table.by_key.get(key)
+        if stored is None:
+            return []
+        stored.n_early -= 1
+        if is_right:
+            # Not what has been pushed over meanwhile.
+            stored.found_right.update(stored.early.keys() & tensors.keys())
+        if stored.state == "verifying" and not stored.n_early:
+            return [Verify(key, stored.segment, stored.to_verify())]
+        return []
 
     def delta_made(
         self, key: DeltaKey, parts: Sequence[DeltaPart] | None, size_bytes: int, now: float
@@ -187,6 +210,33 @@ class StoreCore:
         stored.askers.append(asker)
         return [Persist(Assigned(*stored.key)), Allocate(stored.key, stored.size_bytes)]
 
+    def _verify_early(self, asker: Asker, ask: VerifyTensors, now: float) -> list[StoreEffect]:
+        """Answers at once: what is found out concerns the seal alone."""
+        stored = self._table.by_key.get((ask.policy, ask.version))
+        if stored is None or stored.state != "reserved":
+            return [StoreAnswer(asker, "refused", problems.unavailable(ask.policy, ask.version))]
+        if len(ask.digests) != len(ask.numbers):
+            message = f"{len(ask.digests)} digests for {len(ask.numbers)} tensors"
+            return [StoreAnswer(asker, "refused", bad_request("digests", message))]
+        n_tensors = len(stored.tensors)
+        if any(number >= n_tensors for number in ask.numbers):
+            message = f"there is no tensor {max(ask.numbers)}: the version has {n_tensors}"
+            return [StoreAnswer(asker, "refused", bad_request("numbers", message))]
+        stored.used_at = now
+        given = dict(zip(ask.numbers, ask.digests, strict=True))
+        # Each of them once, however often it is asked for.
+        new = {number: digest for number, digest in given.items() if number not in stored.early}
+        done = StoreAnswer(asker, "finished", Done())
+        if not new or stored.is_pushed:
+            return [done]
+        stored.early |= new
+        stored.n_early += 1
+        tensors = {
+            number: msgspec.structs.replace(stored.tensors[number], digest=digest)
+            for number, digest in new.items()
+        }
+        return [done, VerifyEarly(stored.key, stored.segment, tensors)]
+
     def _seal(self, asker: Asker, ask: SealVersion, now: float) -> list[StoreEffect]:
         stored = self._table.by_key.get((ask.policy, ask.version))
         if stored is None or stored.state == "reserving":
@@ -201,7 +251,9 @@ class StoreCore:
             stored.offers = list(ask.offers)
             stored.may_hold_zeros = ask.allow_zeros
             stored.askers.append(asker)
-            return [Verify(stored.key, stored.segment, stored.tensors)]
+            if stored.n_early:
+                return []  # their end begins it
+            return [Verify(stored.key, stored.segment, stored.to_verify())]
         if ask.digests != [each.digest for each in stored.tensors]:
             message = "the version was sealed with other digests"
             problem = Problem("digest_mismatch", message, "failed", field="digests")
@@ -378,6 +430,8 @@ class StoreCore:
         if problem is not None:
             return [StoreAnswer(asker, "failed", problem)]
         stored.used_at = now
+        stored.is_pushed = True
+        stored.forget_early()
         return [WriteChunk(asker, stored.segment, ask.offset, ask.content)]
 
     def _pullable(self, policy: str, version: int) -> StoredVersion | None:

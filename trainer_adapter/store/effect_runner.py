@@ -13,7 +13,7 @@ from rolloutbus.bus.actor.loop import Clock
 from rolloutbus.bus.actor.process import complain, warn
 from rolloutbus.bus.weights import weight_delta as delta
 from rolloutbus.bus.weights.manifest import Bytes
-from rolloutbus.bus.weights.side_by_side import first_mismatch
+from rolloutbus.bus.weights.side_by_side import first_mismatch, n_threads
 from rolloutbus.bus.wire.messages.endings import Done
 from rolloutbus.bus.wire.messages.weights import Chunk
 from rolloutbus.trainer_adapter.store import problems
@@ -33,6 +33,7 @@ from rolloutbus.trainer_adapter.store.effects import (
     StoreAnswer,
     StoreEffect,
     Verify,
+    VerifyEarly,
     WriteChunk,
     WriteFiles,
 )
@@ -71,6 +72,8 @@ class EffectRunner:
         self._disk = ThreadPoolExecutor(1, "store-disk")
         # Another one, in which minutes may go by.
         self._files = ThreadPoolExecutor(1, "store-files")
+        # What is verified early is verified one after another: the trainer copies meanwhile.
+        self._early = ThreadPoolExecutor(1, "store-early")
 
     def start(self, tasks: asyncio.TaskGroup) -> None:
         """`tasks` waits for all work in threads."""
@@ -88,6 +91,7 @@ class EffectRunner:
             self._contents.files.close()
         self._disk.shutdown()
         self._files.shutdown(cancel_futures=True)
+        self._early.shutdown()
 
     def collect(self) -> None:
         """Look after segments that readers have let go."""
@@ -148,6 +152,8 @@ class EffectRunner:
                 target = pool.content(segment).data
                 target[offset : offset + len(content)] = content
                 self._answer(asker, "finished", Done())
+            case VerifyEarly():
+                self._tasks.create_task(self._verify_early(effect))
             case MakeAhead(size_bytes):
                 self._tasks.create_task(self._make_ahead(size_bytes))
             case MakeDelta():
@@ -186,6 +192,13 @@ class EffectRunner:
                     self.run(self._core.verified(key, name, self._clock.now()))
                 case _:
                     self._run_now(effect)
+
+    async def _verify_early(self, ask: VerifyEarly) -> None:
+        content = self._contents.pool.content(ask.segment)
+        n = max(1, n_threads() // 2)
+        work = partial(first_mismatch, content, [*ask.tensors.values()], n=n)
+        wrong = await asyncio.get_running_loop().run_in_executor(self._early, work)
+        self.run(self._core.verified_early(ask.key, ask.tensors, is_right=wrong is None))
 
     async def _make_ahead(self, size_bytes: int) -> None:
         # Bit by bit: what is to be written down meanwhile must not wait.

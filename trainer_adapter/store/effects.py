@@ -41,6 +41,19 @@ class Verify:
     tensors: list[Tensor]
 
 
+@dataclass(frozen=True, slots=True)
+class VerifyEarly:
+    """The same of some tensors while others are written, beside everything else.
+
+    Reports `verified_early`.
+    """
+
+    key: VersionKey
+    segment: str
+    tensors: dict[int, Tensor]
+    """By their places in the manifest."""
+
+
 class Freeze(NamedTuple):
     """The segment is written: let readers pin it."""
 
@@ -125,6 +138,7 @@ StoreEffect = (
     | Persist
     | Allocate
     | Verify
+    | VerifyEarly
     | Freeze
     | Release
     | MakeAhead

@@ -159,6 +159,14 @@ class StoredVersion:
     """Committed as an adapter's."""
     may_hold_zeros: bool = False
     """Its trainer said so, or it is made of a version that was committed."""
+    early: dict[int, int] = field(default_factory=dict[int, int])
+    """Digests of tensors that were to be verified before the seal, by their places."""
+    found_right: set[int] = field(default_factory=set[int])
+    """Those of them whose bytes have these digests."""
+    n_early: int = 0
+    """Messages whose tensors are being verified."""
+    is_pushed: bool = False
+    """Bytes came over the bulk socket, at any time: all is verified once they are all there."""
     n_readers: int = 0
     """Threads of ours that read its segment, or will."""
 
@@ -205,6 +213,19 @@ class StoredVersion:
             msgspec.structs.replace(tensor, digest=digest)
             for tensor, digest in zip(self.tensors, digests, strict=True)
         ]
+
+    def to_verify(self) -> list[Tensor]:
+        """Tensors whose bytes were not found to have the digests that they were sealed with."""
+        return [
+            tensor
+            for number, tensor in enumerate(self.tensors)
+            if number not in self.found_right or self.early[number] != tensor.digest
+        ]
+
+    def forget_early(self) -> None:
+        """What was verified before the seal may be written again."""
+        self.early.clear()
+        self.found_right.clear()
 
 
 HISTORY = 256

@@ -96,6 +96,20 @@ class Reserved(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     size_bytes: Natural
 
 
+class VerifyTensors(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Trainer to store: these tensors are written; verify them while others are.
+
+    Only saves time: the seal is what tells of wrong bytes, and does without.
+    """
+
+    policy: Short
+    version: Natural
+    numbers: Annotated[list[Natural], msgspec.Meta(max_length=MAX_TENSORS)]
+    """Places in the manifest."""
+    digests: Digests
+    """xxh3-64 of each of them."""
+
+
 class SealVersion(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Trainer to store: all bytes are written; verify these digests and freeze the version."""
 

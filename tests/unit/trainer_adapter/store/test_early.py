@@ -1,0 +1,134 @@
+"""Tensors of a version that the store verifies while others are still written."""
+
+import pytest
+
+from rolloutbus.bus.wire.messages.endings import Done, Problem
+from rolloutbus.bus.wire.messages.weights import (
+    PushChunk,
+    ReserveVersion,
+    SealVersion,
+    Settled,
+    SettleVersion,
+    VerifyTensors,
+)
+from rolloutbus.trainer_adapter.store.effects import StoreAnswer, StoreEffect, Verify, VerifyEarly
+from tests.unit.trainer_adapter.store.harness import (
+    DIGESTS,
+    TENSORS,
+    StoreCoreHarness,
+    answer_of,
+    code_of,
+)
+
+
+def early_of(effects: list[StoreEffect]) -> VerifyEarly:
+    (early,) = [each for each in effects if isinstance(each, VerifyEarly)]
+    return early
+
+
+def verified_by_the_seal(effects: list[StoreEffect]) -> list[str]:
+    """Names of the tensors that the seal has verified."""
+    (verify,) = [each for each in effects if isinstance(each, Verify)]
+    return [each.name for each in verify.tensors]
+
+
+def test_what_was_found_right_early_is_not_read_again_by_the_seal() -> None:
+    store = StoreCoreHarness()
+    store.say(ReserveVersion("default", TENSORS))
+    effects = store.say(VerifyTensors("default", 1, [1], [DIGESTS[1]]))
+    assert answer_of(effects) == Done()  # nobody waits for what is found out
+    early = early_of(effects)
+    assert [(n, each.name, each.digest) for n, each in early.tensors.items()] == [(1, "b", 22)]
+    assert not store.core.verified_early(early.key, early.tensors, is_right=True)
+
+    effects = store.say(SealVersion("default", 1, DIGESTS))
+
+    assert verified_by_the_seal(effects) == ["a"]
+    assert answer_of(effects) == Done()
+
+
+def test_a_seal_waits_for_what_is_being_verified() -> None:
+    store = StoreCoreHarness()
+    store.say(ReserveVersion("default", TENSORS))
+    first = early_of(store.say(VerifyTensors("default", 1, [0], DIGESTS[:1])))
+    second = early_of(store.say(VerifyTensors("default", 1, [1], DIGESTS[1:])))
+    assert not store.say(SealVersion("default", 1, DIGESTS))
+
+    assert not store.core.verified_early(first.key, first.tensors, is_right=False)
+    effects = store.settle(store.core.verified_early(second.key, second.tensors, is_right=True))
+
+    assert verified_by_the_seal(effects) == ["a"]  # perhaps it had not been written then
+    assert answer_of(effects) == Done()
+
+
+def test_a_seal_with_other_digests_reads_again() -> None:
+    store = StoreCoreHarness()
+    store.say(ReserveVersion("default", TENSORS))
+    early = early_of(store.say(VerifyTensors("default", 1, [0, 1], [11, 99])))
+    store.core.verified_early(early.key, early.tensors, is_right=True)
+    assert verified_by_the_seal(store.say(SealVersion("default", 1, DIGESTS))) == ["b"]
+
+
+def test_a_tensor_is_verified_early_once() -> None:
+    store = StoreCoreHarness()
+    store.say(ReserveVersion("default", TENSORS))
+    store.say(VerifyTensors("default", 1, [0], [11]))
+    assert early_of(store.say(VerifyTensors("default", 1, [0, 1], DIGESTS))).tensors.keys() == {1}
+    effects = store.say(VerifyTensors("default", 1, [0], [12]))
+    assert [type(each) for each in effects] == [StoreAnswer]
+
+
+def test_after_wrong_bytes_all_is_read_again() -> None:
+    store = StoreCoreHarness()
+    store.say(ReserveVersion("default", TENSORS))
+    early = early_of(store.say(VerifyTensors("default", 1, [0], [11])))
+    store.core.verified_early(early.key, early.tensors, is_right=True)
+    store.mismatch = "b"
+    assert code_of(store.say(SealVersion("default", 1, DIGESTS))) == "digest_mismatch"
+    store.mismatch = ""
+    assert verified_by_the_seal(store.say(SealVersion("default", 1, DIGESTS))) == ["a", "b"]
+
+
+@pytest.mark.parametrize("is_found", [True, False], ids=["found right before", "under way"])
+def test_bytes_that_are_pushed_later_are_all_read_by_the_seal(*, is_found: bool) -> None:
+    store = StoreCoreHarness()
+    store.say(ReserveVersion("default", TENSORS))
+    early = early_of(store.say(VerifyTensors("default", 1, [0], [11])))
+    if is_found:
+        store.core.verified_early(early.key, early.tensors, is_right=True)
+    store.say(PushChunk("default", 1, 0, b"\x00" * 64), by_bulk=True)
+    if not is_found:
+        store.core.verified_early(early.key, early.tensors, is_right=True)
+    effects = store.say(VerifyTensors("default", 1, [1], [22]))
+    assert [type(each) for each in effects] == [StoreAnswer]
+    assert verified_by_the_seal(store.say(SealVersion("default", 1, DIGESTS))) == ["a", "b"]
+
+
+def test_a_version_may_be_given_up_while_some_of_it_is_verified() -> None:
+    store = StoreCoreHarness()
+    store.say(ReserveVersion("default", TENSORS))
+    early = early_of(store.say(VerifyTensors("default", 1, [0], [11])))
+    assert answer_of(store.say(SettleVersion("default", 1))) == Settled(is_committed=False)
+    assert not store.core.verified_early(early.key, early.tensors, is_right=True)
+    assert store.seal() == 2
+
+
+@pytest.mark.parametrize(
+    ("numbers", "digests", "field"), [([2], [1], "numbers"), ([0], [], "digests")]
+)
+def test_what_cannot_be_verified_is_refused(
+    numbers: list[int], digests: list[int], field: str
+) -> None:
+    store = StoreCoreHarness()
+    store.say(ReserveVersion("default", TENSORS))
+    problem = answer_of(store.say(VerifyTensors("default", 1, numbers, digests)))
+    assert isinstance(problem, Problem)
+    assert (problem.code, problem.field) == ("bad_request", field)
+
+
+def test_nothing_is_verified_early_of_a_version_that_is_not_being_written() -> None:
+    store = StoreCoreHarness()
+    sealed = store.seal()
+    for version in (sealed, sealed + 1):
+        ask = VerifyTensors("default", version, [0], [11])
+        assert code_of(store.say(ask)) == "version_unavailable"
