@@ -44,7 +44,10 @@ def side_by_side(
 def first_mismatch(
     content: Bytes, tensors: Sequence[Tensor], *, n: int | None = None
 ) -> Tensor | None:
-    """Returns the first tensor whose bytes in `content` do not match its digest; `n` as above."""
+    """Returns the first tensor whose bytes in `content` do not match its digest.
+
+    Read by `n` threads; None: `n_threads()`.
+    """
     digests = side_by_side(
         lambda tensor: digest_of(bytes_of(content, tensor)),
         tensors,

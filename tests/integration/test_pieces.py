@@ -3,6 +3,7 @@
 # pyright: reportUnknownMemberType=false
 # torch's stubs leave parameters untyped.
 
+import asyncio
 import weakref
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -40,6 +41,22 @@ async def test_tensors_are_what_they_were_when_they_were_put_in_any_order(
                 buffer.fill_(torch.nan)  # used again, as a gather does
             assert update.published is None
         assert update.published is not None
+        assert await digests_kept(harness, update.published.version) == digests_of(model)
+
+
+async def test_tensors_may_be_put_at_once_and_none_of_them_twice(tmp_path: Path, seed: int) -> None:
+    model = weights(seed)
+    async with store_harness(tmp_path) as harness:
+        publisher = WeightPublisher(harness)
+        async with publisher.begin(layout=layout_of(model), deadline_s=DEADLINE_S) as update:
+            puts = [update.put(name, each) for name, each in model.items()]
+            again = update.put("w0", torch.zeros(64, 32))
+            *others, refused = await asyncio.gather(*puts, again, return_exceptions=True)
+            assert others == [None] * len(model)
+            assert isinstance(refused, Refused)
+            assert "was put before" in str(refused)
+        assert update.published is not None
+        assert harness.asked.count("reserve_version") == 1
         assert await digests_kept(harness, update.published.version) == digests_of(model)
 
 

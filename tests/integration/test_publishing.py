@@ -145,6 +145,25 @@ async def test_bytes_that_were_not_there_yet_are_read_again_by_the_seal(
         assert await digests_kept(harness, reserved.version) == digests_of(model)
 
 
+async def test_a_store_that_leaves_while_it_verifies_leaves_nothing_behind(tmp_path: Path) -> None:
+    layout = lay_out([("w0", "U8", (256 << 20,))])  # is read for a while
+    async with store_harness(tmp_path) as harness:
+        store = harness.ref(STORE)
+        result = await store.ask(ReserveVersion("default", layout), deadline_s=DEADLINE_S)
+        assert isinstance(result, FleetResult)
+        reserved = result.only(Reserved)
+        early = VerifyTensors("default", reserved.version, [0], [1])
+        await store.ask(early, deadline_s=DEADLINE_S)
+        seal = SealVersion("default", reserved.version, [1])
+        sealing = asyncio.create_task(store.ask(seal, deadline_s=DEADLINE_S))
+        await asyncio.sleep(0)  # it is sent
+
+        assert await harness.stop() == 0
+
+        sealing.cancel()
+        assert not (SHM_DIR / reserved.segment).exists()
+
+
 class Adapted:
     """A model whose iterator merges an adapter while it is open; its tensors share a buffer."""
 

@@ -31,6 +31,7 @@ class EarlyVerification:
         """Places and digests of what the store was not told of."""
         self._n_bytes = 0
         self._telling: set[asyncio.Task[None]] = set()
+        self._is_closed = False
 
     def written(self, tensor: Tensor, digest: int) -> None:
         """The tensor is in its place and has this digest; may be called in any thread."""
@@ -43,11 +44,14 @@ class EarlyVerification:
         self._loop.call_soon_threadsafe(self._begin, part)
 
     def close(self) -> None:
-        """Wait for no answer any more."""
+        """Tell of nothing any more, and wait for no answer."""
+        self._is_closed = True
         for each in self._telling:
             each.cancel()
 
     def _begin(self, part: list[tuple[int, int]]) -> None:
+        if self._is_closed:
+            return
         telling = self._loop.create_task(self._tell_of(part))
         self._telling.add(telling)
         telling.add_done_callback(self._telling.discard)

@@ -1,5 +1,6 @@
 """A version that is written tensor by tensor, in any order, each copied before `put` returns."""
 
+import asyncio
 from collections.abc import Mapping, Sequence
 from functools import partial
 
@@ -35,6 +36,9 @@ class Pieces:
         self._places: Mapping[str, Tensor] = {each.name: each for each in self._layout}
         self._judgements: dict[str, Judgement] = {}
         self._watch = CopyWatch(publication.log.copied_so_far)
+        self._putting: set[str] = set()
+        """Names of tensors whose bytes are being written."""
+        self._reserving = asyncio.Lock()
         self._room: tuple[Reserved, Room, EarlyVerification] | None = None
         self._gpu: torch.device | None = None
         """That a tensor came from."""
@@ -47,19 +51,29 @@ class Pieces:
         """
         (tensor,), (given,) = source.held, source.tensors
         place = self._place_of(given)
-        async with self._publication.writing():
+        self._putting.add(place.name)
+        try:
+            async with self._publication.writing():
+                room, early = await self._reserved_room()
+                work = partial(_copy, room, place, source, tensor)
+                judged = await in_thread(work, self._watch.stop)
+        finally:
+            self._putting.discard(place.name)
+        self._judgements[place.name] = judged
+        self._watch.copied(place.size_bytes)
+        if room.is_in_store:
+            early.written(place, judged.digest)
+        if tensor.is_cuda:
+            self._gpu = tensor.device
+
+    async def _reserved_room(self) -> tuple[Room, EarlyVerification]:
+        async with self._reserving:
             if self._room is None:
                 reserved = await self._publication.reserve(self._layout)
                 room = self._publication.room(reserved, self._layout)
                 self._room = reserved, room, self._publication.early(reserved, self._layout)
-            _, room, early = self._room
-            work = partial(_copy, room, place, source, tensor)
-            self._judgements[place.name] = await in_thread(work, self._watch.stop)
-            self._watch.copied(place.size_bytes)
-            if room.is_in_store:
-                early.written(place, self._judgements[place.name].digest)
-            if tensor.is_cuda:
-                self._gpu = tensor.device
+        _, room, early = self._room
+        return room, early
 
     async def seal(self) -> None:
         """Freeze the version in the store.
@@ -81,7 +95,7 @@ class Pieces:
         place = self._places.get(given.name)
         if place is None:
             raise misplanned(given.name, f"the layout has no tensor {given.name!r}")
-        if given.name in self._judgements:
+        if given.name in self._judgements or given.name in self._putting:
             raise misplanned(given.name, f"{given.name!r} was put before")
         wanted = TORCH_DTYPES[place.dtype]
         may_be_cast = wanted.is_floating_point and given.dtype.is_floating_point

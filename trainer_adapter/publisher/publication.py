@@ -157,7 +157,7 @@ class Publication:
         """Whose store gave it its number, which is another version's in any other fleet."""
         self._taking: asyncio.Future[Reserved | VersionRestored] | None = None
         """The store's answer that gives it its number."""
-        self._early: list[EarlyVerification] = []
+        self._early: EarlyVerification | None = None
         self._is_settled = False
         """It is committed, or the store was asked to decide against it."""
         self._gpu: torch.device | None = None
@@ -172,8 +172,8 @@ class Publication:
 
     async def __aexit__(self, *_: object) -> None:
         self.log.copied.set()
-        for each in self._early:
-            each.close()
+        if self._early is not None:
+            self._early.close()
         async with AsyncExitStack() as closing:
             closing.push_async_callback(self._settle)
             for offering in self._offerings:
@@ -384,8 +384,9 @@ class Publication:
         watch = CopyWatch(self.log.copied_so_far)
         offering = asyncio.ensure_future(self._offer_held(layout, source))
         try:
-            in_store = self.early(reserved, layout).written
-            written = await policy.writer.copy(reserved, layout, source, watch, in_store)
+            room = self.room(reserved, layout)
+            early = self.early(reserved, layout).written if room.is_in_store else None
+            written = await policy.writer.copy(room, layout, source, watch, early)
         finally:
             await ended(offering)  # it reads tensors that may change after this
         offering.result()
@@ -414,12 +415,12 @@ class Publication:
         store, policy = self._policy.client.ref(STORE), self._policy.name
 
         async def tell(numbers: list[int], digests: list[int]) -> None:
+            self.require_own_fleet()
             body = VerifyTensors(policy, reserved.version, numbers, digests)
             await store.ask(body, deadline_s=self.left_s)
 
-        early = EarlyVerification(layout, tell)
-        self._early.append(early)
-        return early
+        self._early = EarlyVerification(layout, tell)
+        return self._early
 
     def room(self, reserved: Reserved, layout: Sequence[Tensor]) -> Room:
         """Where the bytes are to be put."""

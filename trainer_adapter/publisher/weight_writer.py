@@ -18,7 +18,7 @@ import xxhash
 
 from rolloutbus.bus.transport.bulk import BulkLink
 from rolloutbus.bus.weights.cuda_memory import locked_copies
-from rolloutbus.bus.weights.manifest import Bytes, bytes_of, total_bytes
+from rolloutbus.bus.weights.manifest import Bytes, bytes_of
 from rolloutbus.bus.weights.page_lock import cut
 from rolloutbus.bus.weights.shm import SegmentWriter, host_id
 from rolloutbus.bus.weights.side_by_side import n_threads
@@ -296,10 +296,6 @@ OnWritten = Callable[[Tensor, int], None]
 """(tensor of the layout, digest of its bytes): they are in their place; called in any thread."""
 
 
-def _no_one(_tensor: Tensor, _digest: int) -> None:
-    pass
-
-
 class CopyWatch:
     """Reports how far a copy has come, and can stop it."""
 
@@ -374,26 +370,13 @@ class WeightWriter:
 
     async def copy(
         self,
-        reserved: Reserved,
+        room: Room,
         layout: Sequence[Tensor],
         source: TensorSource,
         watch: CopyWatch,
-        in_store: OnWritten,
+        on_written: OnWritten | None = None,
     ) -> Written:
-        """Copy all tensors of `source` to their places in `layout`; afterwards they may change.
-
-        Args:
-            reserved: the store's answer.
-            layout: of the version.
-            source: of the trainer.
-            watch: is told how far the copy has come.
-            in_store: is told of each tensor whose bytes are where the store reads them.
-
-        Raises:
-            SegmentGone: the reservation has lapsed.
-        """
-        room = self.room(reserved, total_bytes(layout))
-        on_written = in_store if room.is_in_store else _no_one
+        """Copy all tensors of `source` to their places in `layout`; afterwards they may change."""
         work = partial(copy_all, room.content, layout, source, watch, self._n_copiers, on_written)
         return Written(*room, *await in_thread(work, watch.stop))
 
@@ -489,7 +472,7 @@ def copy_all(
     source: TensorSource,
     watch: CopyWatch,
     n_copiers: int,
-    on_written: OnWritten = _no_one,
+    on_written: OnWritten | None = None,
 ) -> Copied:
     """Copy everything into `content` by so many threads, which call `on_written`."""
     judgements: list[Judgement] = []
@@ -499,7 +482,8 @@ def copy_all(
         watch.require_wanted()
         copied = _copy(bytes_of(content, tensor), TORCH_DTYPES[tensor.dtype], value)
         watch.copied(tensor.size_bytes)
-        on_written(tensor, copied.digest)
+        if on_written is not None:
+            on_written(tensor, copied.digest)
         return copied
 
     with (

@@ -141,9 +141,9 @@ class StoreCore:
     def verified(self, key: VersionKey, mismatch: str, now: float) -> list[StoreEffect]:
         """The digests are right (`mismatch` is empty), or this tensor has other bytes."""
         stored = self._table.by_key[key]
+        stored.found.clear()
         if mismatch:
             stored.on("mismatch")
-            stored.forget_early()
             stored.used_at = now
             wrong = _answer_all(stored, "failed", problems.wrong_bytes(mismatch))
             return wrong + self._settle_all(stored, now)
@@ -164,13 +164,12 @@ class StoreCore:
         stored = self._table.by_key.get(key)
         if stored is None:
             return []
-        stored.n_early -= 1
-        if is_right:
-            # Not what has been pushed over meanwhile.
-            stored.found_right.update(stored.early.keys() & tensors.keys())
-        if stored.state == "verifying" and not stored.n_early:
+        stored.is_read_early = False
+        if is_right and not stored.is_pushed:
+            stored.found |= {number: tensor.digest for number, tensor in tensors.items()}
+        if stored.state == "verifying":
             return [Verify(key, stored.segment, stored.to_verify())]
-        return []
+        return _read_early(stored)
 
     def delta_made(
         self, key: DeltaKey, parts: Sequence[DeltaPart] | None, size_bytes: int, now: float
@@ -223,19 +222,9 @@ class StoreCore:
             message = f"there is no tensor {max(ask.numbers)}: the version has {n_tensors}"
             return [StoreAnswer(asker, "refused", bad_request("numbers", message))]
         stored.used_at = now
-        given = dict(zip(ask.numbers, ask.digests, strict=True))
-        # Each of them once, however often it is asked for.
-        new = {number: digest for number, digest in given.items() if number not in stored.early}
-        done = StoreAnswer(asker, "finished", Done())
-        if not new or stored.is_pushed:
-            return [done]
-        stored.early |= new
-        stored.n_early += 1
-        tensors = {
-            number: msgspec.structs.replace(stored.tensors[number], digest=digest)
-            for number, digest in new.items()
-        }
-        return [done, VerifyEarly(stored.key, stored.segment, tensors)]
+        if not stored.is_pushed:
+            stored.told |= dict(zip(ask.numbers, ask.digests, strict=True))
+        return [StoreAnswer(asker, "finished", Done()), *_read_early(stored)]
 
     def _seal(self, asker: Asker, ask: SealVersion, now: float) -> list[StoreEffect]:
         stored = self._table.by_key.get((ask.policy, ask.version))
@@ -251,8 +240,9 @@ class StoreCore:
             stored.offers = list(ask.offers)
             stored.may_hold_zeros = ask.allow_zeros
             stored.askers.append(asker)
-            if stored.n_early:
-                return []  # their end begins it
+            stored.told.clear()
+            if stored.is_read_early:
+                return []  # its end begins it
             return [Verify(stored.key, stored.segment, stored.to_verify())]
         if ask.digests != [each.digest for each in stored.tensors]:
             message = "the version was sealed with other digests"
@@ -431,7 +421,8 @@ class StoreCore:
             return [StoreAnswer(asker, "failed", problem)]
         stored.used_at = now
         stored.is_pushed = True
-        stored.forget_early()
+        stored.told.clear()
+        stored.found.clear()
         return [WriteChunk(asker, stored.segment, ask.offset, ask.content)]
 
     def _pullable(self, policy: str, version: int) -> StoredVersion | None:
@@ -449,6 +440,19 @@ class StoreCore:
                 continue
             effects += [Persist(Retired(*stored.key)), *self._drop(stored)]
         return effects
+
+
+def _read_early(stored: StoredVersion) -> list[StoreEffect]:
+    """Begins with what is said to be written, if there is any; one read at a time."""
+    if stored.is_read_early or not stored.told:
+        return []
+    tensors = {
+        number: msgspec.structs.replace(stored.tensors[number], digest=digest)
+        for number, digest in stored.told.items()
+    }
+    stored.told.clear()
+    stored.is_read_early = True
+    return [VerifyEarly(stored.key, stored.segment, tensors)]
 
 
 def _answer_all(stored: StoredVersion, kind: AnswerKind, body: msgspec.Struct) -> list[StoreEffect]:

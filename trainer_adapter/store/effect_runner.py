@@ -72,8 +72,6 @@ class EffectRunner:
         self._disk = ThreadPoolExecutor(1, "store-disk")
         # Another one, in which minutes may go by.
         self._files = ThreadPoolExecutor(1, "store-files")
-        # What is verified early is verified one after another: the trainer copies meanwhile.
-        self._early = ThreadPoolExecutor(1, "store-early")
 
     def start(self, tasks: asyncio.TaskGroup) -> None:
         """`tasks` waits for all work in threads."""
@@ -91,7 +89,6 @@ class EffectRunner:
             self._contents.files.close()
         self._disk.shutdown()
         self._files.shutdown(cancel_futures=True)
-        self._early.shutdown()
 
     def collect(self) -> None:
         """Look after segments that readers have let go."""
@@ -188,6 +185,8 @@ class EffectRunner:
                 case Verify(key, segment, tensors):
                     content = pool.content(segment)
                     wrong = await asyncio.to_thread(first_mismatch, content, tensors)
+                    if self._is_leaving:
+                        return  # it could not be written down
                     name = "" if wrong is None else wrong.name
                     self.run(self._core.verified(key, name, self._clock.now()))
                 case _:
@@ -195,9 +194,10 @@ class EffectRunner:
 
     async def _verify_early(self, ask: VerifyEarly) -> None:
         content = self._contents.pool.content(ask.segment)
-        n = max(1, n_threads() // 2)
-        work = partial(first_mismatch, content, [*ask.tensors.values()], n=n)
-        wrong = await asyncio.get_running_loop().run_in_executor(self._early, work)
+        n = max(1, n_threads() // 2)  # the trainer copies meanwhile
+        wrong = await asyncio.to_thread(first_mismatch, content, [*ask.tensors.values()], n=n)
+        if self._is_leaving:
+            return
         self.run(self._core.verified_early(ask.key, ask.tensors, is_right=wrong is None))
 
     async def _make_ahead(self, size_bytes: int) -> None:

@@ -146,7 +146,8 @@ class StoredVersion:
     state: VersionState = "reserving"
     segment: str = ""
     used_at: float = 0.0
-    """When it was last reserved, written or refused a seal; seconds of the core's clock."""
+    """When it was last reserved, written, said to be written, or refused a seal; seconds of the
+    core's clock."""
     pulled_until: float = 0.0
     """A worker that asked for it may ask for more until then."""
     askers: list[Asker] = field(default_factory=list[Asker])
@@ -159,12 +160,12 @@ class StoredVersion:
     """Committed as an adapter's."""
     may_hold_zeros: bool = False
     """Its trainer said so, or it is made of a version that was committed."""
-    early: dict[int, int] = field(default_factory=dict[int, int])
-    """Digests of tensors that were to be verified before the seal, by their places."""
-    found_right: set[int] = field(default_factory=set[int])
-    """Those of them whose bytes have these digests."""
-    n_early: int = 0
-    """Messages whose tensors are being verified."""
+    told: dict[int, int] = field(default_factory=dict[int, int])
+    """Digests of tensors that are said to be written and were not read yet, by their places."""
+    found: dict[int, int] = field(default_factory=dict[int, int])
+    """Digests of tensors that were found right before the seal, by their places."""
+    is_read_early: bool = False
+    """Some of its tensors are being read while others are written."""
     is_pushed: bool = False
     """Bytes came over the bulk socket, at any time: all is verified once they are all there."""
     n_readers: int = 0
@@ -219,13 +220,8 @@ class StoredVersion:
         return [
             tensor
             for number, tensor in enumerate(self.tensors)
-            if number not in self.found_right or self.early[number] != tensor.digest
+            if self.found.get(number) != tensor.digest
         ]
-
-    def forget_early(self) -> None:
-        """What was verified before the seal may be written again."""
-        self.early.clear()
-        self.found_right.clear()
 
 
 HISTORY = 256

@@ -99,7 +99,8 @@ class Reserved(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class VerifyTensors(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Trainer to store: these tensors are written; verify them while others are.
 
-    Only saves time: the seal is what tells of wrong bytes, and does without.
+    Only saves time: the seal tells of wrong bytes, and does without. Whoever has said so does not
+    write them again.
     """
 
     policy: Short

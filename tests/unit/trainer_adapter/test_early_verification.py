@@ -88,3 +88,14 @@ async def test_nobody_waits_for_answers_once_it_is_closed(
     await asyncio.wait(asyncio.all_tasks() - before, timeout=10.0)
     assert asyncio.all_tasks() == before
     assert not caplog.records
+
+
+async def test_the_store_is_not_told_after_it_is_closed() -> None:
+    told = Told()
+    layout = lay_out([("t0", "F32", HALF), ("t1", "F32", HALF)])
+    early = EarlyVerification(layout, told)
+    for tensor in layout:
+        early.written(tensor, 0)
+    early.close()  # the loop has not come to tell of it
+    await asyncio.sleep(0)
+    assert not told.parts

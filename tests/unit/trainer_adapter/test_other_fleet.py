@@ -25,6 +25,7 @@ from rolloutbus.bus.wire.messages.weights import (
     RestoreVersion,
     SealVersion,
     SettleVersion,
+    VerifyTensors,
 )
 from rolloutbus.trainer_adapter.client.core.core import ClientCore
 from rolloutbus.trainer_adapter.client.core.effects import FleetChanged, Stopped, Welcomed
@@ -237,6 +238,7 @@ def test_a_turn_of_a_session_does_not_go_on_at_another_fleet(bench: Bench) -> No
     ("kind", "body", "route"),
     [
         ("reserve_version", ReserveVersion("default", []), "store"),
+        ("verify_tensors", VerifyTensors("default", 7, [0], [1]), "store"),
         ("seal_version", SealVersion("default", 7, []), "store"),
         ("settle_version", SettleVersion("default", 7), "store"),
         ("restore_version", RestoreVersion("default", 7), "store"),
