@@ -9,6 +9,7 @@ from collections.abc import Generator, Sequence
 from pathlib import Path
 
 import msgspec
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import save_file
@@ -146,17 +147,23 @@ async def test_bytes_that_were_not_there_yet_are_read_again_by_the_seal(
 
 
 async def test_a_store_that_leaves_while_it_verifies_leaves_nothing_behind(tmp_path: Path) -> None:
-    layout = lay_out([("w0", "U8", (256 << 20,))])  # is read for a while
+    n_bytes = 512 << 20  # are read for a while
+    layout = lay_out([("w0", "U8", (n_bytes,))])
+    digests = [digest_of(np.zeros(n_bytes, np.uint8))]  # of new memory
     async with store_harness(tmp_path) as harness:
-        store = harness.ref(STORE)
-        result = await store.ask(ReserveVersion("default", layout), deadline_s=DEADLINE_S)
-        assert isinstance(result, FleetResult)
-        reserved = result.only(Reserved)
-        early = VerifyTensors("default", reserved.version, [0], [1])
-        await store.ask(early, deadline_s=DEADLINE_S)
-        seal = SealVersion("default", reserved.version, [1])
-        sealing = asyncio.create_task(store.ask(seal, deadline_s=DEADLINE_S))
-        await asyncio.sleep(0)  # it is sent
+
+        async def ask(body: msgspec.Struct) -> FleetResult:
+            result = await harness.ref(STORE).ask(body, deadline_s=DEADLINE_S)
+            assert isinstance(result, FleetResult)
+            return result
+
+        reserved = (await ask(ReserveVersion("default", layout))).only(Reserved)
+        early = VerifyTensors("default", reserved.version, [0], digests)
+        (await ask(early)).check()
+        seal = SealVersion("default", reserved.version, digests)
+        sealing = asyncio.create_task(ask(seal))
+        await asyncio.sleep(0)  # it is sent first
+        assert (await ask(early)).errors  # the seal has come
 
         assert await harness.stop() == 0
 
