@@ -21,7 +21,7 @@ typing.is_typeddict = typing_extensions.is_typeddict
 import asyncio
 import dataclasses
 import json
-import pickle  # noqa: TID251 - as Ray does
+import pickle  # noqa: TID251 - as Ray does; reads what it wrote
 import socket
 import sys
 from types import ModuleType, SimpleNamespace

@@ -43,9 +43,9 @@ class Verify:
 
 @dataclass(frozen=True, slots=True)
 class VerifyEarly:
-    """The same of some tensors while others are written, beside everything else.
+    """Compare bytes with the digests of `tensors` while others are written.
 
-    Reports `verified_early`.
+    Runs beside everything else, and reports `verified_early`.
     """
 
     key: VersionKey

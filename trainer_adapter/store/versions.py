@@ -22,7 +22,7 @@ class Opened(msgspec.Struct, frozen=True, tag="opened"):
 
 
 class Assigned(msgspec.Struct, frozen=True, tag="assigned"):
-    """This number is taken for ever, whatever becomes of the version."""
+    """A version number was given out; the store never gives it again."""
 
     policy: str
     version: int
@@ -309,7 +309,7 @@ class VersionTable:
         return records
 
     def note_history(self, policy: str, version: int) -> None:
-        """It has been committed, whatever becomes of its bytes."""
+        """Adds a committed version to the history of its policy, which outlasts the bytes."""
         history = self.history.setdefault(policy, [])
         if version and version not in history:
             history.append(version)

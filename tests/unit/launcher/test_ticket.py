@@ -1,6 +1,6 @@
 """A ticket: a fleet's address and key as one value, for programs on other machines."""
 
-import pickle  # noqa: TID251 - Ray does it
+import pickle  # noqa: TID251 - as Ray does; reads what it wrote
 from pathlib import Path
 
 import pytest

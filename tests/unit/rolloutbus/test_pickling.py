@@ -1,6 +1,6 @@
 """Errors and results leave a process pool as they were; what has sockets says what to pass."""
 
-import pickle  # noqa: TID251 - users' process pools do it
+import pickle  # noqa: TID251 - as process pools do; reads what it wrote
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import fields, is_dataclass

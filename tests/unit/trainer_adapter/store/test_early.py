@@ -21,6 +21,14 @@ from tests.unit.trainer_adapter.store.harness import (
 )
 
 
+@pytest.fixture
+def store() -> StoreCoreHarness:
+    """Version 1 is being written."""
+    harness = StoreCoreHarness()
+    harness.say(ReserveVersion("default", TENSORS))
+    return harness
+
+
 def early_of(effects: list[StoreEffect]) -> VerifyEarly:
     (early,) = [each for each in effects if isinstance(each, VerifyEarly)]
     return early
@@ -32,9 +40,7 @@ def verified_by_the_seal(effects: list[StoreEffect]) -> list[str]:
     return [each.name for each in verify.tensors]
 
 
-def test_what_was_found_right_early_is_not_read_again_by_the_seal() -> None:
-    store = StoreCoreHarness()
-    store.say(ReserveVersion("default", TENSORS))
+def test_what_was_found_right_early_is_not_read_again_by_the_seal(store: StoreCoreHarness) -> None:
     effects = store.say(VerifyTensors("default", 1, [1], [DIGESTS[1]]))
     assert answer_of(effects) == Done()  # nobody waits for what is found out
     early = early_of(effects)
@@ -47,9 +53,9 @@ def test_what_was_found_right_early_is_not_read_again_by_the_seal() -> None:
     assert answer_of(effects) == Done()
 
 
-def test_a_seal_waits_for_what_is_being_read_and_not_for_what_is_not_begun() -> None:
-    store = StoreCoreHarness()
-    store.say(ReserveVersion("default", TENSORS))
+def test_a_seal_waits_for_what_is_being_read_and_not_for_what_is_not_begun(
+    store: StoreCoreHarness,
+) -> None:
     early = early_of(store.say(VerifyTensors("default", 1, [0], DIGESTS[:1])))
     effects = store.say(VerifyTensors("default", 1, [1], DIGESTS[1:]))
     assert [type(each) for each in effects] == [StoreAnswer]  # one read at a time
@@ -62,9 +68,7 @@ def test_a_seal_waits_for_what_is_being_read_and_not_for_what_is_not_begun() -> 
     assert answer_of(effects) == Done()
 
 
-def test_what_is_told_of_meanwhile_is_read_next() -> None:
-    store = StoreCoreHarness()
-    store.say(ReserveVersion("default", TENSORS))
+def test_what_is_told_of_meanwhile_is_read_next(store: StoreCoreHarness) -> None:
     early = early_of(store.say(VerifyTensors("default", 1, [0], DIGESTS[:1])))
     store.say(VerifyTensors("default", 1, [1], DIGESTS[1:]))
     following = early_of(store.core.verified_early(early.key, early.tensors, is_right=False))
@@ -74,17 +78,13 @@ def test_what_is_told_of_meanwhile_is_read_next() -> None:
     assert verified_by_the_seal(store.say(SealVersion("default", 1, DIGESTS))) == ["a"]
 
 
-def test_a_seal_with_other_digests_reads_again() -> None:
-    store = StoreCoreHarness()
-    store.say(ReserveVersion("default", TENSORS))
+def test_a_seal_with_other_digests_reads_again(store: StoreCoreHarness) -> None:
     early = early_of(store.say(VerifyTensors("default", 1, [0, 1], [11, 99])))
     store.core.verified_early(early.key, early.tensors, is_right=True)
     assert verified_by_the_seal(store.say(SealVersion("default", 1, DIGESTS))) == ["b"]
 
 
-def test_after_wrong_bytes_all_is_read_again() -> None:
-    store = StoreCoreHarness()
-    store.say(ReserveVersion("default", TENSORS))
+def test_after_wrong_bytes_all_is_read_again(store: StoreCoreHarness) -> None:
     early = early_of(store.say(VerifyTensors("default", 1, [0], [11])))
     store.core.verified_early(early.key, early.tensors, is_right=True)
     store.mismatch = "b"
@@ -94,9 +94,9 @@ def test_after_wrong_bytes_all_is_read_again() -> None:
 
 
 @pytest.mark.parametrize("is_found", [True, False], ids=["found right before", "under way"])
-def test_bytes_that_are_pushed_later_are_all_read_by_the_seal(*, is_found: bool) -> None:
-    store = StoreCoreHarness()
-    store.say(ReserveVersion("default", TENSORS))
+def test_bytes_that_are_pushed_later_are_all_read_by_the_seal(
+    store: StoreCoreHarness, *, is_found: bool
+) -> None:
     early = early_of(store.say(VerifyTensors("default", 1, [0], [11])))
     if is_found:
         store.core.verified_early(early.key, early.tensors, is_right=True)
@@ -110,9 +110,7 @@ def test_bytes_that_are_pushed_later_are_all_read_by_the_seal(*, is_found: bool)
     assert verified_by_the_seal(store.say(SealVersion("default", 1, DIGESTS))) == ["a", "b"]
 
 
-def test_a_version_may_be_given_up_while_some_of_it_is_verified() -> None:
-    store = StoreCoreHarness()
-    store.say(ReserveVersion("default", TENSORS))
+def test_a_version_may_be_given_up_while_some_of_it_is_verified(store: StoreCoreHarness) -> None:
     early = early_of(store.say(VerifyTensors("default", 1, [0], [11])))
     assert answer_of(store.say(SettleVersion("default", 1))) == Settled(is_committed=False)
     assert not store.core.verified_early(early.key, early.tensors, is_right=True)
@@ -123,10 +121,8 @@ def test_a_version_may_be_given_up_while_some_of_it_is_verified() -> None:
     ("numbers", "digests", "field"), [([2], [1], "numbers"), ([0], [], "digests")]
 )
 def test_what_cannot_be_verified_is_refused(
-    numbers: list[int], digests: list[int], field: str
+    store: StoreCoreHarness, numbers: list[int], digests: list[int], field: str
 ) -> None:
-    store = StoreCoreHarness()
-    store.say(ReserveVersion("default", TENSORS))
     problem = answer_of(store.say(VerifyTensors("default", 1, numbers, digests)))
     assert isinstance(problem, Problem)
     assert (problem.code, problem.field) == ("bad_request", field)
