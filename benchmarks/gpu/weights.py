@@ -33,7 +33,7 @@ from benchmarks.open_requests import open_requests
 from rolloutbus.bus.weights.manifest import lay_out
 from rolloutbus.trainer_adapter.publisher.collective import CollectiveOffering
 from rolloutbus.trainer_adapter.publisher.cuda_ipc import BUCKET_BYTES
-from rolloutbus.trainer_adapter.publisher.offering import checksum_of, fill, spans_of
+from rolloutbus.trainer_adapter.publisher.offering import checksums_of, fill, spans_of
 from rolloutbus.trainer_adapter.publisher.tensor_source import DTYPE_NAMES
 
 WAYS = ("cuda_ipc", "collective", "shm")
@@ -123,8 +123,7 @@ def offer_s(weights: Weights, rounds: int) -> dict[str, float]:
             fill(piece, span, layout, list(weights.values()))
         _synchronize()
         filled = time.perf_counter()
-        for piece in pieces:
-            checksum_of(piece)
+        checksums_of(pieces)
         filling.append(filled - began)
         summing.append(time.perf_counter() - filled)
     return {"fill": statistics.median(filling[1:]), "sum": statistics.median(summing[1:])}

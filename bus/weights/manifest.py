@@ -3,7 +3,8 @@
 Spec: docs/protocol.md, "Weights", "Bucket".
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from math import prod
 from typing import Any, NamedTuple
 
@@ -138,14 +139,20 @@ def bytes_of(content: Bytes, tensor: Tensor) -> Bytes:
     return content[tensor.offset : tensor.offset + tensor.size_bytes]
 
 
-CHUNK_WORDS = 1 << 15
-"""So many at once on a CPU: what is made of them stays in its cache."""
+_COLUMNS = 1 << 10
+_DEVICE_COLUMNS = 1 << 12
+_BLOCK_WORDS = 1 << 17
+"""Looked at at once on a CPU: they are read twice, the second time out of its cache."""
 _WORD_BYTES = 8
 _MODULUS = 1 << 64
 
 
 Array = Any
-"""One-dimensional, numpy's or torch's: what both can do is all that is needed here."""
+"""Numpy's or torch's: what both can do is all that is needed here."""
+Torch = Any
+"""The module: the bus does not depend on it."""
+Term = tuple[int, Array]
+"""A factor, and a number that it counts so many times."""
 
 
 def checksum(content: Bytes) -> int:
@@ -154,28 +161,65 @@ def checksum(content: Bytes) -> int:
     Every single flipped bit changes it, because each word counts an odd number of times. It is no
     protection against somebody who means to deceive.
     """
-    return checksum_by(content, np.arange(1, 2 * CHUNK_WORDS, 2, dtype=np.uint64))
+    odd = np.arange(1, 2 * _COLUMNS, 2, dtype=np.uint64)
+    return checksums_by([content], odd, block_words=_BLOCK_WORDS)[0]
 
 
-def checksum_by(
-    content: Array, odd: Array, to_ints: Callable[[list[Array]], Iterable[int]] = list
-) -> int:
-    """Checksum of uint8 [n] on any device, with the arithmetic of `odd`: 1, 3, 5, … as 64-bit ints.
+def checksums_on_device(torch: Torch, contents: Sequence[Array]) -> list[int]:
+    """Checksums of torch's uint8 [n] each, all on one device, computed there."""
+    if not contents:
+        return []
+    odd = torch.arange(1, 2 * _DEVICE_COLUMNS, 2, device=contents[0].device)
+    return checksums_by(contents, odd, to_ints=lambda sums: torch.stack(sums).tolist())
 
-    `odd` has as many numbers as words are looked at in one go; no more memory is needed than for
-    twice as many. Both are on one device. `to_ints` brings numbers from there, all at once: each
-    wait for it may cost milliseconds beside other threads, which hold the interpreter.
+
+def checksums_by(
+    contents: Iterable[Array],
+    odd: Array,
+    *,
+    block_words: int = sys.maxsize,
+    to_ints: Callable[[list[Array]], Iterable[int]] = list,
+) -> list[int]:
+    """Checksums of uint8 [n] each on any device, with the arithmetic of `odd`: 1, 3, 5, ….
+
+    A word's factor is that of its row and that of its column, so that sums of rows and of columns
+    are all that has to be made of the words: two readings, and hardly any memory.
+
+    Args:
+        contents: on the device of `odd`; each begins at a multiple of 8.
+        odd: 64-bit ints, at least two; rows are as long.
+        block_words: looked at at once.
+        to_ints: brings numbers from the device, all of them at once: each wait for it may cost
+            milliseconds beside other threads, which hold the interpreter.
     """
-    n_words: int = len(content) // _WORD_BYTES
-    tail = int.from_bytes(bytes(content[n_words * _WORD_BYTES :].tolist()), "little")
-    total = tail * (2 * n_words + 1)
-    if n_words == 0:
-        return total  # torch cannot view nothing as words
-    words = content[: n_words * _WORD_BYTES].view(odd.dtype)
-    starts = range(0, n_words, len(odd))
-    chunks = [words[start : start + len(odd)] for start in starts]
-    sums = [each for chunk in chunks for each in (chunk.sum(), (chunk * odd[: len(chunk)]).sum())]
-    numbers = iter(to_ints(sums))
-    for start, plain, weighted in zip(starts, numbers, numbers, strict=True):
-        total += int(weighted) + 2 * start * int(plain)
-    return total % _MODULUS
+    totals: list[int] = []
+    terms: list[tuple[int, Term]] = []
+    for place, content in enumerate(contents):
+        n_words: int = len(content) // _WORD_BYTES
+        tail = content[n_words * _WORD_BYTES :]
+        last = int.from_bytes(bytes(tail.tolist()), "little") if len(tail) else 0
+        totals.append((2 * n_words + 1) * last)
+        # Torch cannot view nothing as words.
+        words = content[: n_words * _WORD_BYTES].view(odd.dtype) if n_words else ()
+        for first in range(0, n_words, block_words):
+            block = words[first : first + block_words]
+            terms += [(place, each) for each in _terms(block, odd, first)]
+    numbers = to_ints([number for _, (_, number) in terms]) if terms else ()
+    for (place, (factor, _)), number in zip(terms, numbers, strict=True):
+        totals[place] += factor * int(number)
+    return [total % _MODULUS for total in totals]
+
+
+def _terms(words: Array, odd: Array, first: int = 0) -> Iterator[Term]:
+    """What has to be added up for `words`, the first of which has this number in its content."""
+    n_rows, n_left = divmod(len(words), len(odd))
+    if n_left:
+        left = words[n_rows * len(odd) :]
+        yield 1, (left * odd[:n_left]).sum()
+        yield 2 * (first + n_rows * len(odd)), left.sum()
+    if n_rows:
+        table = words[: n_rows * len(odd)].reshape(n_rows, len(odd))
+        yield 1, (table.sum(0) * odd).sum()
+        rows = table.sum(1)
+        yield 2 * first - len(odd), rows.sum()
+        yield from ((len(odd) * factor, number) for factor, number in _terms(rows, odd))

@@ -1,12 +1,19 @@
 """Tensors on a device: types by name, GPUs by UUID, copies, checksums and searches for NaN."""
 
 from collections.abc import Iterable, Mapping, Sequence
+from math import isfinite
 from typing import Any, cast
 
 import torch
 
 from rolloutbus.bus.weights.cuda_memory import locked_copies
-from rolloutbus.bus.weights.manifest import ALIGN_BYTES, DTYPES, Bytes, FloatBits, checksum_by
+from rolloutbus.bus.weights.manifest import (
+    ALIGN_BYTES,
+    DTYPES,
+    Bytes,
+    FloatBits,
+    checksums_on_device,
+)
 from rolloutbus.bus.weights.page_lock import cut
 from rolloutbus.bus.weights.side_by_side import n_threads, side_by_side
 from rolloutbus.bus.wire.messages.weights import Bucket
@@ -163,9 +170,14 @@ def _aligned(size_bytes: int) -> int:
     return -(-size_bytes // ALIGN_BYTES) * ALIGN_BYTES
 
 
-_CHUNK = 1 << 26
-"""Elements at once: few kernels, and little memory beside what is judged."""
-_SIGNED = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+TORCH_TYPES: Mapping[str, torch.dtype] = {
+    name: getattr(torch, each.torch) for name, each in DTYPES.items() if each.torch
+}
+DTYPE_NAMES: Mapping[torch.dtype, str] = {dtype: name for name, dtype in TORCH_TYPES.items()}
+
+
+_PART = 1 << 26
+"""Bytes of which a copy is made at once, so that little memory is needed beside what is judged."""
 
 
 def judge_on_device(tensors: Sequence[tuple[torch.Tensor, str]]) -> list[tuple[int, bool]]:
@@ -179,10 +191,10 @@ def judge_on_device(tensors: Sequence[tuple[torch.Tensor, str]]) -> list[tuple[i
     """
     if not tensors:
         return []
-    peaks = torch.stack([_peak(raw, _floats(dtype)) for raw, dtype in tensors])
+    ends = torch.stack([_ends(raw, dtype) for raw, dtype in tensors])
     return [
-        _verdict(raw, _floats(dtype), peak)
-        for (raw, dtype), peak in zip(tensors, cast("Any", peaks).tolist(), strict=True)  # untyped
+        _verdict(raw, _floats(dtype), low, high)
+        for (raw, dtype), (low, high) in zip(tensors, cast("Any", ends).tolist(), strict=True)
     ]
 
 
@@ -190,41 +202,49 @@ def _floats(dtype: str) -> FloatBits | None:
     return DTYPES[dtype].floats if dtype in DTYPES else None
 
 
-def _peak(raw: torch.Tensor, floats: FloatBits | None) -> torch.Tensor:
-    """The largest element's bits without its sign, int64 []; of bytes that are no floats 0 or 1."""
+def _ends(raw: torch.Tensor, dtype: str) -> torch.Tensor:
+    """Smallest and largest number, float64 [2]: both 0 of zeros alone, NaN or infinity if one is.
+
+    Torch compares no numbers of a byte each: theirs is the largest byte without the sign.
+    """
+    floats = _floats(dtype)
     if not len(raw):
-        return torch.zeros((), dtype=torch.int64, device=raw.device)
+        return torch.zeros(2, dtype=torch.float64, device=raw.device)
+    if floats is not None and floats.size_bytes > 1:
+        return torch.stack(torch.aminmax(_numbers(raw, TORCH_TYPES[dtype]))).double()
     if floats is None:
-        found = [part.any() for part in _parts(raw)]
+        peak = raw.amax().double()
     else:
-        unsigned = (1 << (8 * floats.size_bytes - 1)) - 1
-        bits = raw.view(_SIGNED[floats.size_bytes])
-        found = [(part & unsigned).amax() for part in _parts(bits)]
-    return torch.stack(found).amax().to(torch.int64)
+        sizes = torch.stack([(part & 0x7F).amax() for part in _parts(raw)])
+        peak = sizes.amax().double()
+        peak = torch.where(peak >= floats.not_finite, torch.inf, peak)
+    return torch.stack([peak, peak])
 
 
-def _verdict(raw: torch.Tensor, floats: FloatBits | None, peak: int) -> tuple[int, bool]:
-    """Counted is only what is wrong; -0.0 has a bit that a peak leaves out."""
+def _numbers(raw: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """As real numbers: a complex one is two."""
+    numbers = raw.view(dtype)
+    return torch.view_as_real(numbers) if dtype.is_complex else numbers
+
+
+def _verdict(
+    raw: torch.Tensor, floats: FloatBits | None, low: float, high: float
+) -> tuple[int, bool]:
+    """Counted is only what is wrong; -0.0 has a bit that its number does not show."""
     n_wrong = 0
-    if floats is not None and peak >= floats.not_finite:
+    if floats is not None and not (isfinite(low) and isfinite(high)):
         ones = floats.not_finite
-        for bits in _parts(raw.view(_SIGNED[floats.size_bytes])):
-            n_wrong += int(((bits & ones) == ones).sum())
-    return n_wrong, peak == 0 and not any(bool(part.any()) for part in _parts(raw))
+        for bits in _parts(raw):
+            numbers = bits.view(_SIGNED[floats.size_bytes])
+            n_wrong += int(((numbers & ones) == ones).sum())
+    return n_wrong, low == high == 0 and not any(bool(part.any()) for part in _parts(raw))
+
+
+_SIGNED = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 def _parts(raw: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    return cast("Any", raw).split(_CHUNK)  # untyped
-
-
-TORCH_TYPES: Mapping[str, torch.dtype] = {
-    name: getattr(torch, each.torch) for name, each in DTYPES.items() if each.torch
-}
-DTYPE_NAMES: Mapping[torch.dtype, str] = {dtype: name for name, dtype in TORCH_TYPES.items()}
-
-
-_CHUNK_WORDS = 1 << 23
-"""64 MiB at once: few kernels, and little memory beside what is summed."""
+    return cast("Any", raw).split(_PART)  # untyped
 
 
 def gpu_uuid(device: torch.device) -> str:
@@ -254,12 +274,6 @@ def device_of(uuid: str) -> torch.device:
 
 def first_wrong(pieces: Sequence[torch.Tensor], buckets: Sequence[Bucket]) -> Bucket | None:
     """Returns the first bucket whose checksum does not match its piece, uint8 [>= its size]."""
-    for piece, bucket in zip(pieces, buckets, strict=True):
-        odd = torch.arange(1, 2 * _CHUNK_WORDS, 2, device=piece.device)
-        if checksum_by(piece[: bucket.size_bytes], odd, _to_ints) != bucket.checksum:
-            return bucket
-    return None
-
-
-def _to_ints(sums: list[torch.Tensor]) -> list[int]:
-    return cast("Any", torch.stack(sums)).tolist()  # untyped
+    contents = [piece[: bucket.size_bytes] for piece, bucket in zip(pieces, buckets, strict=True)]
+    found = zip(buckets, checksums_on_device(torch, contents), strict=True)
+    return next((bucket for bucket, checksum in found if checksum != bucket.checksum), None)

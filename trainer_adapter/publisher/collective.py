@@ -36,7 +36,7 @@ from rolloutbus.bus.weights.rank_group import (
 from rolloutbus.bus.weights.shm import host_id
 from rolloutbus.bus.wire.messages.weights import Bucket, Offer, Tensor
 from rolloutbus.trainer_adapter.publisher.offering import (
-    checksum_of,
+    checksums_of,
     fill,
     gpu_uuid,
     only_gpu,
@@ -286,8 +286,9 @@ class CollectiveOffering:
         if [(n, device) for n in sizes] != [(len(each), each.device) for each in self._pieces]:
             self._pieces = []
             self._pieces = [torch.zeros(n, dtype=torch.uint8, device=device) for n in sizes]
-        buckets: list[Bucket] = []
         for span, piece in zip(spans, self._pieces, strict=True):
             fill(piece, span, layout, tensors)
-            buckets.append(Bucket(span.start, span.size_bytes, checksum_of(piece)))
-        return buckets
+        return [
+            Bucket(span.start, span.size_bytes, checksum)
+            for span, checksum in zip(spans, checksums_of(self._pieces), strict=True)
+        ]

@@ -15,7 +15,7 @@ from rolloutbus.bus.weights.shm import host_id
 from rolloutbus.bus.wire.messages.weights import Bucket, Offer, Tensor
 from rolloutbus.trainer_adapter.publisher.offering import (
     BucketSpan,
-    checksum_of,
+    checksums_of,
     fill,
     gpu_uuid,
     only_gpu,
@@ -117,11 +117,15 @@ class CudaIpcOffering:
         with torch.cuda.device(device):
             spans = list(spans_of(layout, self._bucket_bytes))
             lent = self._take(spans, device)
-            buckets: list[Bucket] = []
             for span, each in zip(spans, lent, strict=True):
                 fill(each.content, span, layout, tensors)
-                checksum = checksum_of(each.content[: span.size_bytes])  # waits for the copy
-                buckets.append(Bucket(span.start, span.size_bytes, checksum, each.handle))
+            pieces = [
+                each.content[: span.size_bytes] for span, each in zip(spans, lent, strict=True)
+            ]
+            buckets = [
+                Bucket(span.start, span.size_bytes, checksum, each.handle)
+                for span, each, checksum in zip(spans, lent, checksums_of(pieces), strict=True)
+            ]
             torch.cuda.current_stream().synchronize()
         for each in lent:
             each.loan.lend()

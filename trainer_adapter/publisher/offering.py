@@ -14,7 +14,7 @@ from typing import Any, Protocol, cast
 
 import torch
 
-from rolloutbus.bus.weights.manifest import checksum, checksum_by
+from rolloutbus.bus.weights.manifest import checksum, checksums_on_device
 from rolloutbus.bus.wire.messages.membership import Member
 from rolloutbus.bus.wire.messages.weights import Offer, Tensor
 from rolloutbus.trainer_adapter.publisher.tensor_source import TORCH_DTYPES
@@ -41,10 +41,6 @@ def gpus_of(tensors: Sequence[torch.Tensor]) -> set[str]:
 def is_shared(gpus: Collection[str], members: Iterable[Member], policy: str) -> bool:
     """Whether a worker of the policy attests that its weights are on one of these GPUs."""
     return any(each.policy == policy and not set(gpus).isdisjoint(each.gpus) for each in members)
-
-
-_CHUNK_WORDS = 1 << 23
-"""64 MiB at once on a GPU: few kernels, and little memory beside what is summed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,12 +81,11 @@ def fill(
             place.view(TORCH_DTYPES[tensor.dtype]).view(tensor.shape).copy_(sources[i])
 
 
-def checksum_of(memory: torch.Tensor) -> int:
-    """Of uint8 [n] on any device, computed there."""
-    if memory.device.type == "cpu":
-        return checksum(memory.numpy())
-    odd = torch.arange(1, 2 * _CHUNK_WORDS, 2, device=memory.device)
-    return checksum_by(memory, odd, lambda sums: cast("Any", torch.stack(sums)).tolist())  # untyped
+def checksums_of(pieces: Sequence[torch.Tensor]) -> list[int]:
+    """Of uint8 [n] each, all on one device, computed there."""
+    if any(each.is_cuda for each in pieces):
+        return checksums_on_device(torch, pieces)
+    return [checksum(each.numpy()) for each in pieces]
 
 
 class Offering(Protocol):

@@ -1,14 +1,12 @@
 # pyright: reportUnknownMemberType=false
 # The stubs of torch leave parameters untyped.
 
-from typing import cast
-
 import numpy as np
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rolloutbus.bus.weights.manifest import checksum, checksum_by
+from rolloutbus.bus.weights.manifest import checksum, checksums_by, checksums_on_device
 
 SIZES = st.integers(min_value=0, max_value=400)
 
@@ -24,32 +22,29 @@ def random_bytes(size: int, seed: int) -> bytes:
     return np.random.default_rng(seed).integers(0, 256, size, np.uint8).tobytes()
 
 
-@given(SIZES, st.integers(0, 2**32), st.integers(1, 20))
-def test_numpy_and_torch_compute_what_the_protocol_says_whatever_the_chunk(
-    size: int, seed: int, chunk_words: int
+@given(st.lists(SIZES, max_size=4), st.integers(0, 2**32), st.integers(2, 20), st.integers(1, 60))
+def test_numpy_and_torch_compute_what_the_protocol_says_whatever_rows_and_blocks(
+    sizes: list[int], seed: int, columns: int, block_words: int
 ) -> None:
-    content = random_bytes(size, seed)
-    in_numpy = np.frombuffer(content, np.uint8)
-    in_torch = torch.from_numpy(in_numpy.copy())
-    odd = np.arange(1, 2 * chunk_words, 2, dtype=np.uint64)
+    contents = [random_bytes(size, seed + i) for i, size in enumerate(sizes)]
+    in_numpy = [np.frombuffer(each, np.uint8) for each in contents]
+    in_torch = [torch.from_numpy(each.copy()) for each in in_numpy]
+    odd = np.arange(1, 2 * columns, 2, dtype=np.uint64)
     found = [
-        checksum(in_numpy),
-        checksum_by(in_numpy, odd),
-        checksum_by(in_torch, torch.arange(1, 2 * chunk_words, 2)),
-        checksum_by(
-            in_torch,
-            torch.arange(1, 2 * chunk_words, 2),
-            lambda sums: cast("list[int]", torch.stack(sums).tolist()),
-        ),
+        [checksum(each) for each in in_numpy],
+        checksums_by(in_numpy, odd),
+        checksums_by(in_numpy, odd, block_words=block_words),
+        checksums_by(in_torch, torch.arange(1, 2 * columns, 2)),
+        checksums_on_device(torch, in_torch),
     ]
-    assert found == [by_definition(content)] * 4
+    assert found == [[by_definition(each) for each in contents]] * 5
 
 
 def test_a_sum_above_the_largest_word_wraps_around_in_both() -> None:
-    content = np.full(800_000, 255, np.uint8)
+    content = np.full(4_000_003, 255, np.uint8)
     expected = by_definition(content.tobytes())
     assert checksum(content) == expected
-    assert checksum_by(torch.from_numpy(content), torch.arange(1, 2048, 2)) == expected
+    assert checksums_on_device(torch, [torch.from_numpy(content)]) == [expected]
 
 
 @given(st.integers(1, 400), st.integers(0, 2**32), st.data())

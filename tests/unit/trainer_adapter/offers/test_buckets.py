@@ -12,7 +12,7 @@ from rolloutbus.bus.weights.manifest import bytes_of, checksum, lay_out, total_b
 from rolloutbus.bus.wire.messages.weights import Bucket, Manifest, Offer
 from rolloutbus.engine_worker.weights.transports.buckets import in_buckets, offer_of
 from rolloutbus.trainer_adapter.publisher.cuda_ipc import CudaIpcOffering
-from rolloutbus.trainer_adapter.publisher.offering import checksum_of, fill, spans_of
+from rolloutbus.trainer_adapter.publisher.offering import checksums_of, fill, spans_of
 
 SIZES = st.lists(st.integers(0, 700), min_size=1, max_size=30)
 
@@ -47,7 +47,7 @@ def test_what_a_trainer_fills_in_a_worker_finds_again(
         piece = torch.zeros(span.size_bytes, dtype=torch.uint8)
         fill(piece, span, layout, sources)
         pieces.append(piece)
-        buckets.append(Bucket(span.start, span.size_bytes, checksum_of(piece)))
+        buckets.append(Bucket(span.start, span.size_bytes, checksums_of([piece])[0]))
     manifest = Manifest(
         "p", 1, "", "", total_bytes(layout), layout, [Offer("collective", "x", buckets=buckets)]
     )
@@ -68,7 +68,7 @@ def test_a_bucket_has_the_bytes_of_the_version_cast_and_in_row_major_order() -> 
     assert bytes_of(content, layout[0]).tobytes() == first.numpy().tobytes()
     assert bytes_of(content, layout[1]).tobytes() == sources[1].numpy().tobytes()
     assert bytes_of(content, layout[2]).tobytes() == sources[2].numpy().tobytes()
-    assert checksum_of(piece) == checksum(content)
+    assert checksums_of([piece]) == [checksum(content)]
 
 
 async def test_tensors_that_are_not_on_one_gpu_are_not_offered_there() -> None:
