@@ -38,6 +38,7 @@ import torch
 
 import rolloutbus
 from benchmarks.gpu.sglang_bus import (
+    CONTEXT_TOKENS,
     SHAPES,
     VOCABULARY,
     Child,
@@ -51,6 +52,8 @@ Prompts = list[list[int]]
 DEADLINE_S = 400.0
 SHARE_GOAL = 0.9875
 MAKESPAN_GOAL = 0.8
+SPARE_CONTEXT = 96
+"""Tokens that an engine has room for beside an agent's longest context."""
 CACHED = Want(cached_tokens=True)
 Measurement = Literal["throughput", "agents"]
 Way = Literal["chance", "round_robin", "least_loaded", "bus", "names"]
@@ -395,7 +398,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if options.device == "cpu" and options.tp > 1:
         parser.error("--tp: an engine on the CPU is one; leave it out")
     with tempfile.TemporaryDirectory(prefix="fleet-") as folder:
-        write_shape(Path(folder), options.shape)
+        context = max(CONTEXT_TOKENS, options.most_tokens + SPARE_CONTEXT)
+        write_shape(Path(folder), options.shape, context)
         try:
             report = asyncio.run(measure(options, Path(folder)))
         except KeyboardInterrupt:

@@ -49,8 +49,11 @@ END_S = 20.0
 HERE = Path(__file__).resolve().parent
 
 
-def write_shape(folder: Path, shape: str) -> None:
-    """A Qwen2 config of this shape; the engines make up its weights."""
+CONTEXT_TOKENS = 4096
+
+
+def write_shape(folder: Path, shape: str, context_tokens: int = CONTEXT_TOKENS) -> None:
+    """A Qwen2 config of this shape and context; the engines make up its weights."""
     size = SHAPES[shape]
     config = {
         "architectures": ["Qwen2ForCausalLM"],
@@ -61,7 +64,7 @@ def write_shape(folder: Path, shape: str) -> None:
         "num_hidden_layers": size["layers"],
         "num_attention_heads": size["heads"],
         "num_key_value_heads": size["kv_heads"],
-        "max_position_embeddings": 4096,
+        "max_position_embeddings": context_tokens,
         "rms_norm_eps": 1e-6,
         "rope_theta": 1e6,
         "tie_word_embeddings": False,
