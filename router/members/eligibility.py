@@ -15,7 +15,10 @@ def _nobody_cares(_worker: MemberRecord) -> None:
 
 
 class FreeList:
-    """Workers of one policy with a free place: O(1) add and remove, and lists to choose from."""
+    """Workers of one policy: O(1) add and remove, and lists to choose from.
+
+    A worker is in one such list, or in none.
+    """
 
     def __init__(self) -> None:
         self.by_version: dict[int, list[MemberRecord]] = {}
@@ -27,12 +30,8 @@ class FreeList:
         return sum(map(len, self.by_version.values()))
 
     def add(self, worker: MemberRecord) -> None:
-        """Put a worker in, or where it belongs if its version has changed."""
+        """Put a worker in that is in none."""
         version = worker.version
-        if worker.free_index >= 0:
-            if worker.free_version == version:
-                return
-            self.remove(worker)
         workers = self.by_version.get(version)
         if workers is None:
             workers = self.by_version[version] = []
@@ -41,10 +40,8 @@ class FreeList:
         workers.append(worker)
 
     def remove(self, worker: MemberRecord) -> None:
-        """Take a worker out, if it is in."""
+        """Take a worker out that is in."""
         index = worker.free_index
-        if index < 0:
-            return
         workers = self.by_version[worker.free_version]
         last = workers.pop()
         if last is not worker:
@@ -56,11 +53,40 @@ class FreeList:
         worker.free_index = -1
 
 
+class FreePlaces:
+    """Workers of one policy with a free place.
+
+    One in a queue is worth less than any slot: who gets it waits for the end of another request,
+    perhaps while a slot of another worker stays empty.
+    """
+
+    def __init__(self) -> None:
+        self.slots = FreeList()
+        """Those with a free slot."""
+        self.queues = FreeList()
+        """Those that have a place in their queue alone."""
+
+    def file(self, worker: MemberRecord) -> None:
+        """Put a worker where it belongs by its version and load, wherever it was."""
+        has_slot = len(worker.requests) < worker.slots
+        if worker.free_index >= 0:
+            if worker.free_version == worker.version and worker.has_free_slot == has_slot:
+                return
+            self.remove(worker)
+        worker.has_free_slot = has_slot
+        (self.slots if has_slot else self.queues).add(worker)
+
+    def remove(self, worker: MemberRecord) -> None:
+        """Take a worker out, if it is in any."""
+        if worker.free_index >= 0:
+            (self.slots if worker.has_free_slot else self.queues).remove(worker)
+
+
 class Eligibility:
     """Workers that no reason blocks, by policy; of those the ones with a free place."""
 
     def __init__(self) -> None:
-        self.free: dict[str, FreeList] = {}
+        self.free: dict[str, FreePlaces] = {}
         self._eligible: dict[str, dict[str, MemberRecord]] = {}
         self._versions: dict[str, dict[int, int]] = {}
         """Policy -> version -> how many eligible workers have it; no zeros."""
@@ -89,16 +115,22 @@ class Eligibility:
             self.unblock(worker, reason)
 
     def filled(self, worker: MemberRecord) -> None:
-        """The worker has got its last place's request."""
+        """The worker has got its last slot's request, or one more."""
         free = self.free.get(worker.policy)
-        if free is not None:
+        if free is None or worker.free_index < 0:
+            return
+        if len(worker.requests) < worker.capacity:
+            free.file(worker)
+        else:
             free.remove(worker)
 
     def freed(self, worker: MemberRecord) -> None:
-        """A full worker, or a blocked one, carries a request less."""
-        self.has_changed = True
-        if not worker.blocked_by and len(worker.requests) < worker.capacity:
-            self.free[worker.policy].add(worker)
+        """A worker without a free slot, or a blocked one, carries a request less."""
+        n_requests = len(worker.requests)
+        if worker.blocked_by or n_requests + 1 >= worker.capacity:
+            self.has_changed = True
+        if not worker.blocked_by and n_requests < worker.capacity:
+            self.free[worker.policy].file(worker)
 
     def workers(self, policy: str) -> list[MemberRecord]:
         """Workers of a policy that take requests, free or full."""
@@ -131,13 +163,14 @@ class Eligibility:
         if not is_blocked:
             eligible = self._eligible.setdefault(policy, eligible)
             eligible[worker.name] = worker
-            free = self.free.setdefault(policy, FreeList())
+            free = self.free.setdefault(policy, FreePlaces())
             if len(worker.requests) < worker.capacity:
-                free.add(worker)
+                free.file(worker)
             self.on_change(worker)
             return
         self.on_change(worker)
-        self.filled(worker)
+        if policy in self.free:
+            self.free[policy].remove(worker)
         if eligible.get(worker.name) is worker:
             del eligible[worker.name]
             if not eligible:  # policies are named by workers

@@ -189,8 +189,9 @@ class MemberRecord:
     backlog: dict[str, int] = field(default_factory=dict[str, int])
     """Client -> bytes of its endings here, for those who have much."""
     free_index: int = -1
-    """Its place in the free list of `free_version`; -1: in none."""
+    """Its place in a free list, that of `free_version` and `has_free_slot`; -1: in none."""
     free_version: int = 0
+    has_free_slot: bool = False
     counted_version: int | None = None
     """The version that it is counted for among those that take requests; None: it does not."""
     session_fill: float | None = None

@@ -1,7 +1,7 @@
-"""The stage that spreads load: the less loaded of two random workers that have a free place.
+"""The stage that spreads load: the less loaded of two random workers that have a free slot.
 
-Workers with a free place are kept in one list per policy and version, so a choice costs the same
-with 8 workers and with 1,000.
+Where no slot is free it is two that have a place in their queue. Both kinds are kept in a list per
+policy and version, so a choice costs the same with 8 workers and with 1,000.
 """
 
 from rolloutbus.bus.backoff import Chance
@@ -20,27 +20,33 @@ class LoadStage:
         self._chance = chance
 
     def choose(self, _rest: Rest, request: Request, _now: float) -> MemberRecord | None:
-        """The less loaded of two random workers that the version rule allows."""
-        policy, rule = request.place.policy, request.rule
-        free = self._free.get(policy)
+        """The less loaded of two that the version rule allows, or the only one."""
+        rule = request.rule
+        free = self._free.get(request.place.policy)
         if free is None:
             return None
-        lists = free.lists
+        lists = free.slots.lists or free.queues.lists
         if rule is not None:
-            committed = self._context.committed_of(policy)
-            found = free.by_version.items()
-            lists = [workers for version, workers in found if rule.accepts(version, committed)]
+            committed = self._context.committed_of(request.place.policy)
+            for places in (free.slots.by_version, free.queues.by_version):
+                lists = [
+                    each for version, each in places.items() if rule.accepts(version, committed)
+                ]
+                if lists:
+                    break
         if len(lists) == 1:  # mostly: all have the same weights
             [workers] = lists
             count = len(workers)
-            one, other = divmod(int(self._chance.random() * count * count), count)
-            first, second = workers[one], workers[other]
+            if count == 1:
+                return workers[0]
+            one, other = divmod(int(self._chance.random() * count * (count - 1)), count - 1)
+            first, second = workers[one], workers[other if other < one else other + 1]
         else:
             count = sum(map(len, lists))
             if not count:
                 return None
-            one, other = divmod(int(self._chance.random() * count * count), count)
-            first, second = _at(lists, one), _at(lists, other)
+            one, other = divmod(int(self._chance.random() * count * (count - 1)), count - 1)
+            first, second = _at(lists, one), _at(lists, other if other < one else other + 1)
         return second if second.outstanding_cost < first.outstanding_cost else first
 
 

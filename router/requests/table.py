@@ -70,7 +70,7 @@ class RequestTable:
         """The worker carries this request from now on."""
         worker.requests.add(request.rid)
         worker.outstanding_cost += request.place.cost
-        if len(worker.requests) >= worker.capacity:
+        if len(worker.requests) >= worker.slots:
             self._eligibility.filled(worker)
 
     def unload(self, request: Request) -> None:
@@ -78,10 +78,10 @@ class RequestTable:
         worker = self._context.members.named(request.worker)
         if worker is None or request.rid not in worker.requests:
             return
-        was_full = len(worker.requests) >= worker.capacity
+        had_no_slot = len(worker.requests) >= worker.slots
         worker.requests.discard(request.rid)
         worker.outstanding_cost -= request.place.cost
-        if was_full or worker.blocked_by:
+        if had_no_slot or worker.blocked_by:
             self._eligibility.freed(worker)
 
     def finish(self, request: Request) -> None:

@@ -241,14 +241,20 @@ def test_only_what_blocks_a_worker_keeps_it_from_the_tables(rng: random.Random) 
         assert (record.free_index >= 0) == (not record.blocked_by)
 
 
-def _free_by_version(eligibility: Eligibility) -> dict[int, set[str]]:
+def _free(eligibility: Eligibility) -> dict[tuple[bool, int], set[str]]:
+    """(with a free slot, version) -> workers with a free place."""
     free = eligibility.free.get("default")
-    found = {} if free is None else free.by_version
-    return {version: {each.name for each in workers} for version, workers in found.items()}
+    if free is None:
+        return {}
+    return {
+        (has_slot, version): {each.name for each in workers}
+        for has_slot, found in ((True, free.slots), (False, free.queues))
+        for version, workers in found.by_version.items()
+    }
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_what_is_kept_by_version_is_what_a_look_at_all_workers_finds(seed: int) -> None:
+def test_what_is_kept_by_slot_and_version_is_what_a_look_at_all_workers_finds(seed: int) -> None:
     rng = random.Random(seed)
     bus = Bus(seed=seed)
     workers, client = [bus.worker(f"w{n}", slots=1) for n in range(6)], bus.client()
@@ -272,11 +278,12 @@ def test_what_is_kept_by_version_is_what_a_look_at_all_workers_finds(seed: int) 
                 for command in worker.take("generate"):
                     worker.end(command, "failed", _NOT_READY)
         fit = [each for each in context.members.workers("default") if not each.blocked_by]
-        roomy: dict[int, set[str]] = {}
+        roomy: dict[tuple[bool, int], set[str]] = {}
         for each in fit:
             if len(each.requests) < each.capacity:
-                roomy.setdefault(each.version, set()).add(each.name)
-        assert _free_by_version(context.eligibility) == roomy
+                place = len(each.requests) < each.slots, each.version
+                roomy.setdefault(place, set()).add(each.name)
+        assert _free(context.eligibility) == roomy
         for rule in rules:
             is_served = any(rule is None or rule.accepts(each.version, 0) for each in fit)
             assert context.eligibility.can_serve("default", rule, 0) == is_served

@@ -80,6 +80,31 @@ def test_load_is_spread_by_outstanding_tokens(seed: int) -> None:
     assert max(loads) <= 20
 
 
+def test_nobody_queues_at_a_worker_while_a_slot_of_another_is_free(seed: int) -> None:
+    """Who does may wait for the end of a whole generation."""
+    bus = Bus(seed=seed)
+    client = bus.client()
+    workers = [bus.worker(f"w{number}", slots=16, version=number % 2) for number in range(6)]
+    for number in range(96):
+        client.generate("any" if number % 3 else "min:0", cost=1 + number % 7)
+    assert [len(_generates(worker)) for worker in workers] == [16] * 6
+    for _ in range(12):
+        client.generate()
+    assert sum(len(_generates(worker)) for worker in workers) == 12
+
+
+def test_a_slot_that_an_ending_freed_is_taken_before_any_queue() -> None:
+    bus = Bus()
+    client, workers = bus.client(), [bus.worker(f"w{number}", slots=4) for number in range(2)]
+    for _ in range(8):
+        client.generate()
+    first = _generates(workers[0])
+    workers[0].accept(*first)
+    workers[0].end(first[0])
+    client.generate()
+    assert (len(_generates(workers[0])), len(_generates(workers[1]))) == (1, 4)
+
+
 def test_worker_with_expensive_requests_gets_fewer(seed: int) -> None:
     bus = Bus(seed=seed)
     client, busy = bus.client(), bus.worker("w0", slots=400)
