@@ -160,7 +160,7 @@ class Agent:
 
 
 def agents_of(options: argparse.Namespace, n_engines: int, seed: int) -> list[Agent]:
-    """Groups that share a task; all share the system prompt."""
+    """Groups that share a task, of at most half a context; all share the system prompt."""
     chance = Random(seed)
     top = VOCABULARY[options.shape]
 
@@ -170,7 +170,8 @@ def agents_of(options: argparse.Namespace, n_engines: int, seed: int) -> list[Ag
     system = words(options.system_tokens)
     agents: list[Agent] = []
     for group in range(options.groups * n_engines):
-        task = system + words(spread(chance, options.task_tokens))
+        n_task = min(spread(chance, options.task_tokens), options.most_tokens // 2)
+        task = system + words(n_task)
         for place in range(options.group):
             turns: list[tuple[int, list[int], float]] = []
             n_context = len(task)
