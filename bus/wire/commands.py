@@ -124,6 +124,9 @@ COMMANDS: dict[str, CommandRow] = {
     "verify_tensors": CommandRow(
         weights.VerifyTensors, endings.Done, "trainer", "store", traits={"versioned"}
     ),
+    "digest_tensors": CommandRow(
+        weights.DigestTensors, weights.TensorDigests, "trainer", "store", traits={"versioned"}
+    ),
     "seal_version": CommandRow(
         weights.SealVersion, endings.Done, "trainer", "store", traits={"versioned"}
     ),

@@ -18,7 +18,7 @@ import xxhash
 
 from rolloutbus.bus.transport.bulk import BulkLink
 from rolloutbus.bus.weights.cuda_memory import locked_copies
-from rolloutbus.bus.weights.manifest import Bytes, bytes_of
+from rolloutbus.bus.weights.manifest import WORD_BYTES, Bytes, bytes_of
 from rolloutbus.bus.weights.page_lock import cut
 from rolloutbus.bus.weights.shm import SegmentWriter, host_id
 from rolloutbus.bus.weights.side_by_side import n_threads
@@ -26,6 +26,7 @@ from rolloutbus.bus.wire.errors import ActorStopped, Refused
 from rolloutbus.bus.wire.limits import CHUNK_BYTES
 from rolloutbus.bus.wire.messages.endings import Problem
 from rolloutbus.bus.wire.messages.weights import PushChunk, Reserved, Tensor
+from rolloutbus.trainer_adapter.publisher.offering import checksums_of
 from rolloutbus.trainer_adapter.publisher.tensor_source import TORCH_DTYPES, TensorSource
 
 PIECE_BYTES = 2 << 20
@@ -37,12 +38,14 @@ PINNED_BYTES = 32 << 20
 class Judgement(NamedTuple):
     """What was found out about a tensor while it was copied."""
 
-    digest: int
-    """xxh3-64 of its bytes."""
+    digest: int | None
+    """xxh3-64 of its bytes; None: it has to be found out, and the checksum is known."""
     is_finite: bool
     """No element is infinite or NaN; always true of integers."""
     is_zero: bool
     """Every element is 0; never true of integers and of tensors without elements."""
+    checksum: int | None = None
+    """Of the trainer's own tensor, from where it lies; None: it was not made."""
 
 
 def put(place: Bytes, target_dtype: torch.dtype, source: torch.Tensor) -> Judgement:
@@ -54,12 +57,15 @@ def put(place: Bytes, target_dtype: torch.dtype, source: torch.Tensor) -> Judgem
 class _Copy(NamedTuple):
     """What was found out about a tensor's bytes on the host."""
 
-    digest: int
+    digest: int | None
+    """None: they were not read."""
     ranges: list[tuple[float, float]]
     """Smallest and largest elements of its pieces; none of a GPU's tensor, and of integers."""
 
 
-def _copy(place: Bytes, target_dtype: torch.dtype, source: torch.Tensor) -> _Copy:
+def _copy(
+    place: Bytes, target_dtype: torch.dtype, source: torch.Tensor, *, is_digested: bool = True
+) -> _Copy:
     if not source.numel():
         return _Copy(xxhash.xxh3_64_intdigest(place.data), [])
     target = torch.frombuffer(place.data, dtype=target_dtype)
@@ -70,11 +76,13 @@ def _copy(place: Bytes, target_dtype: torch.dtype, source: torch.Tensor) -> _Cop
         copied = target[start : start + len(piece)]
         if piece.data_ptr() != copied.data_ptr():
             copied.copy_(piece)
-        hasher.update(place[start * copied.itemsize : (start + len(piece)) * copied.itemsize].data)
+        if is_digested:
+            end = start + len(piece)
+            hasher.update(place[start * copied.itemsize : end * copied.itemsize].data)
         if _is_float(target_dtype) and not source.is_cuda:
             ranges.append(_range(copied))
         start += len(piece)
-    return _Copy(hasher.intdigest(), ranges)
+    return _Copy(hasher.intdigest() if is_digested else None, ranges)
 
 
 def _judged(
@@ -82,8 +90,10 @@ def _judged(
     sources: Sequence[torch.Tensor],
     dtypes: Sequence[torch.dtype],
     on_gpu: Mapping[int, torch.Tensor],
+    checksums: Mapping[int, int] | None = None,
 ) -> list[Judgement]:
     """Judgements of what was copied; `on_gpu` as of `_queue_ranges`, waited for here at once."""
+    checksums = checksums or {}
     found: dict[int, list[float]] = {}
     if on_gpu:
         first, *_ = on_gpu.values()
@@ -96,7 +106,8 @@ def _judged(
         is_finite = all(low - low == high - high == 0.0 for low, high in ranges)
         is_zero = all(low == high == 0.0 for low, high in ranges)
         is_judged = bool(source.numel()) and _is_float(dtype)
-        judgements.append(Judgement(copied.digest, is_finite, is_zero and is_judged))
+        is_zero = is_zero and is_judged
+        judgements.append(Judgement(copied.digest, is_finite, is_zero, checksums.get(i)))
     return judgements
 
 
@@ -292,8 +303,28 @@ MIN_COPIERS = 2
 T = TypeVar("T")
 
 
-OnWritten = Callable[[Tensor, int], None]
-"""(tensor of the layout, digest of its bytes): they are in their place; called in any thread."""
+OnWritten = Callable[[Tensor, int | None], None]
+"""(tensor of the layout, digest of its bytes, if it was made): they are in their place; called in
+any thread."""
+MayLeaveDigest = Callable[[torch.Tensor], bool]
+"""Whether the store digests a tensor, where it is asked to as each is written: the trainer's
+cores are spared a look at what a GPU copied."""
+MIN_LEFT_BYTES = 1 << 20
+"""Of a smaller tensor a checksum costs a GPU more than a digest costs a core."""
+
+
+def is_on_gpu(tensor: torch.Tensor) -> bool:
+    """Whether a GPU copies it, and can make its checksum."""
+    return tensor.is_cuda
+
+
+def is_left_to_nobody(_tensor: torch.Tensor) -> bool:
+    """Whoever copies digests."""
+    return False
+
+
+def ignore_written(_tensor: Tensor, _digest: int | None) -> None:
+    """Nobody is told."""
 
 
 class CopyWatch:
@@ -361,9 +392,23 @@ class Written(NamedTuple):
 class WeightWriter:
     """Keeps its mappings and its buffer from version to version."""
 
-    def __init__(self, *, may_map: bool = True, n_copiers: int = 0) -> None:
-        """`may_map=False` always pushes over the bulk socket; `n_copiers` 0: by the cores."""
+    def __init__(
+        self,
+        *,
+        may_map: bool = True,
+        n_copiers: int = 0,
+        may_leave_digest: MayLeaveDigest = is_left_to_nobody,
+    ) -> None:
+        """How bytes get into the store.
+
+        Args:
+            may_map: False: they are pushed over the bulk socket in any case.
+            n_copiers: threads that copy; 0: by the cores.
+            may_leave_digest: tensors that the store digests, such as `is_on_gpu`, which has not
+                been measured on a GPU yet.
+        """
         self._may_map = may_map
+        self._may_leave_digest = may_leave_digest
         self._n_copiers = n_copiers or max(MIN_COPIERS, n_threads())
         self._segments = SegmentWriter()
         self._buffer: Bytes | None = None
@@ -376,8 +421,21 @@ class WeightWriter:
         watch: CopyWatch,
         on_written: OnWritten | None = None,
     ) -> Written:
-        """Copy all tensors of `source` to their places in `layout`; afterwards they may change."""
-        work = partial(copy_all, room.content, layout, source, watch, self._n_copiers, on_written)
+        """Copy all tensors of `source` to their places in `layout`; afterwards they may change.
+
+        With `on_written` some of them are left to the store to digest: the caller asks it.
+        """
+        may_leave = self._may_leave_digest if on_written is not None else is_left_to_nobody
+        work = partial(
+            copy_all,
+            room.content,
+            layout,
+            source,
+            watch,
+            self._n_copiers,
+            on_written=on_written or ignore_written,
+            may_leave_digest=may_leave,
+        )
         return Written(*room, *await in_thread(work, watch.stop))
 
     def room(self, reserved: Reserved, size_bytes: int) -> Room:
@@ -472,18 +530,23 @@ def copy_all(
     source: TensorSource,
     watch: CopyWatch,
     n_copiers: int,
-    on_written: OnWritten | None = None,
+    *,
+    on_written: OnWritten = ignore_written,
+    may_leave_digest: MayLeaveDigest = is_left_to_nobody,
 ) -> Copied:
     """Copy everything into `content` by so many threads, which call `on_written`."""
     judgements: list[Judgement] = []
     gpu: torch.device | None = None
 
+    def is_left(tensor: Tensor, value: torch.Tensor) -> bool:
+        return has_checksum(tensor, value) and may_leave_digest(value)
+
     def copy(tensor: Tensor, value: torch.Tensor) -> _Copy:
         watch.require_wanted()
-        copied = _copy(bytes_of(content, tensor), TORCH_DTYPES[tensor.dtype], value)
+        place, dtype = bytes_of(content, tensor), TORCH_DTYPES[tensor.dtype]
+        copied = _copy(place, dtype, value, is_digested=not is_left(tensor, value))
         watch.copied(tensor.size_bytes)
-        if on_written is not None:
-            on_written(tensor, copied.digest)
+        on_written(tensor, copied.digest)
         return copied
 
     with (
@@ -497,7 +560,7 @@ def copy_all(
                 gpu = next((each.device for each in bucket if each.is_cuda), None)
                 if gpu is not None:
                     _make_ready(content, n_copiers, gpu)
-            judgements += _copied_and_judged(partial(copiers.map, copy), places, bucket)
+            judgements += _copied_and_judged(partial(copiers.map, copy), places, bucket, is_left)
             del bucket  # or it would be held while the next one is gathered
     return Copied(judgements, gpu)
 
@@ -506,6 +569,7 @@ def _copied_and_judged(
     begin: Callable[[list[Tensor], list[torch.Tensor]], Iterator[_Copy]],
     places: Sequence[Tensor],
     bucket: Sequence[torch.Tensor],
+    is_left: Callable[[Tensor, torch.Tensor], bool],
 ) -> list[Judgement]:
     """Judgements in the bucket's order; `begin` has others copy, while GPUs judge."""
     # The largest first, or others would wait for it alone.
@@ -513,8 +577,31 @@ def _copied_and_judged(
     copying = begin([places[i] for i in order], [bucket[i] for i in order])
     dtypes = [TORCH_DTYPES[each.dtype] for each in places]
     on_gpu = _queue_ranges(bucket, dtypes)
+    left = [i for i, place in enumerate(places) if is_left(place, bucket[i])]
+    checksums = dict(zip(left, _checksums([bucket[i] for i in left]), strict=True))
     copies = dict(zip(order, copying, strict=True))
-    return _judged([copies[i] for i in range(len(bucket))], bucket, dtypes, on_gpu)
+    return _judged([copies[i] for i in range(len(bucket))], bucket, dtypes, on_gpu, checksums)
+
+
+def has_checksum(tensor: Tensor, value: torch.Tensor) -> bool:
+    """Whether a checksum can be made of the trainer's memory, and is worth it.
+
+    It needs the bytes as they are published, and words where torch can see some: views into a flat
+    buffer may begin anywhere.
+    """
+    is_as_published = value.dtype == TORCH_DTYPES[tensor.dtype] and value.is_contiguous()
+    is_aligned = value.storage_offset() * value.element_size() % WORD_BYTES == 0
+    return is_as_published and is_aligned and tensor.size_bytes >= MIN_LEFT_BYTES
+
+
+def _checksums(tensors: Sequence[torch.Tensor]) -> list[int]:
+    """Of contiguous tensors, each made where it lies."""
+    found: dict[int, int] = {}
+    for device in {each.device for each in tensors}:
+        places = [i for i, each in enumerate(tensors) if each.device == device]
+        raws = [tensors[i].view(-1).view(torch.uint8) for i in places]
+        found |= zip(places, checksums_of(raws), strict=True)
+    return [found[i] for i in range(len(tensors))]
 
 
 def _make_ready(content: Bytes, n_copiers: int, gpu: torch.device) -> None:

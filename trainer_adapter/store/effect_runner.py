@@ -12,8 +12,8 @@ import msgspec
 from rolloutbus.bus.actor.loop import Clock
 from rolloutbus.bus.actor.process import complain, warn
 from rolloutbus.bus.weights import weight_delta as delta
-from rolloutbus.bus.weights.manifest import Bytes
-from rolloutbus.bus.weights.side_by_side import first_mismatch, n_threads
+from rolloutbus.bus.weights.manifest import Bytes, Sums, bytes_of, sums_of
+from rolloutbus.bus.weights.side_by_side import first_mismatch, n_threads, side_by_side
 from rolloutbus.bus.wire.messages.endings import Done
 from rolloutbus.bus.wire.messages.weights import Chunk
 from rolloutbus.trainer_adapter.store import problems
@@ -26,6 +26,7 @@ from rolloutbus.trainer_adapter.store.effects import (
     MakeAhead,
     MakeDelta,
     Persist,
+    ReadTensors,
     Release,
     RemoveFiles,
     SendDeltaChunk,
@@ -68,6 +69,7 @@ class EffectRunner:
         self._writes: set[asyncio.Task[None]] = set()
         """Of files, waiting ones too."""
         self._is_leaving = False
+        self._reading = asyncio.Lock()
         # One thread: appends to the ledger keep their order, and the pool needs no lock.
         self._disk = ThreadPoolExecutor(1, "store-disk")
         # Another one, in which minutes may go by.
@@ -151,6 +153,8 @@ class EffectRunner:
                 self._answer(asker, "finished", Done())
             case VerifyEarly():
                 self._tasks.create_task(self._verify_early(effect))
+            case ReadTensors():
+                self._tasks.create_task(self._read_tensors(effect))
             case MakeAhead(size_bytes):
                 self._tasks.create_task(self._make_ahead(size_bytes))
             case MakeDelta():
@@ -199,6 +203,20 @@ class EffectRunner:
         if self._is_leaving:
             return
         self.run(self._core.verified_early(ask.key, ask.tensors, is_right=wrong is None))
+
+    async def _read_tensors(self, ask: ReadTensors) -> None:
+        content = self._contents.pool.content(ask.segment)
+        places = [bytes_of(content, tensor) for _, tensor in ask.tensors]
+
+        def read() -> list[Sums]:
+            return [*side_by_side(sums_of, places, sum(map(len, places)))]
+
+        async with self._reading:
+            if self._is_leaving:
+                return
+            sums = await asyncio.to_thread(read)
+        if not self._is_leaving:
+            self.run(self._core.tensors_read(ask, sums))
 
     async def _make_ahead(self, size_bytes: int) -> None:
         # Bit by bit: what is to be written down meanwhile must not wait.
