@@ -12,6 +12,8 @@ One fleet with an SGLang engine on each GPU (or on each `--tp` of them). Two mea
   nothing. Engines report the prefixes that they have cached, so that it has them to go by.
   Caches are empty at the start of each turn. Goal: makespan at most 0.8 of least loaded.
 
+Each turn is told on standard error at once, and Ctrl-C ends a measurement with the rounds it has.
+
     python benchmarks/gpu/fleet.py --json
     python benchmarks/gpu/fleet.py --only agents --shape 7b --ways least_loaded names --rounds 3
 
@@ -26,7 +28,7 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Awaitable, Callable, Generator, Sequence
+from collections.abc import Awaitable, Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
@@ -63,6 +65,24 @@ WAYS: tuple[Way, ...] = get_args(Way)
 def spread(chance: Random, median: float) -> int:
     """A lognormal number with this median, at most four times as much."""
     return max(1, round(min(4 * median, median * chance.lognormvariate(0.0, 0.6))))
+
+
+@contextmanager
+def whole_rounds(found: Mapping[Any, list[Any]], n_rounds: int) -> Generator[None]:
+    """Rounds that put what they find into these lists; Ctrl-C ends them, and keeps the whole ones.
+
+    The first one does not count: where no other has ended, nothing is told.
+    """
+    try:
+        yield
+    except asyncio.CancelledError:
+        n_ended = min(map(len, found.values()))
+        if n_ended < 2:
+            _say("stopped before a round that counts had ended")
+            raise
+        _say(f"stopped after {n_ended - 1} of {n_rounds} rounds")
+        for each in found.values():
+            del each[n_ended:]
 
 
 # --------------------------------------------------------------------------------------------------
@@ -107,16 +127,17 @@ async def throughput(
         "in_process_all": (len(workers), partial(in_process, engines, options)),
     }
     rates: dict[str, list[float]] = {side: [] for side in sides}
-    for number in range(options.rounds + 1):
-        for side in sides if number % 2 else reversed(sides):
-            n_engines, salvo = sides[side]
-            # No prompt comes to an engine twice: it would know the beginning.
-            seed = (number * len(sides) + [*sides].index(side)) * len(workers)
-            batches = [prompts(options, seed + place) for place in range(n_engines)]
-            began = time.perf_counter()
-            rate = await salvo(batches) / (time.perf_counter() - began)
-            rates[side].append(rate)
-            _say(f"round {number} of {options.rounds}: {side}: {rate:,.0f} tokens/s")
+    with whole_rounds(rates, options.rounds):
+        for number in range(options.rounds + 1):
+            for side in sides if number % 2 else reversed(sides):
+                n_engines, salvo = sides[side]
+                # No prompt comes to an engine twice: it would know the beginning.
+                seed = (number * len(sides) + [*sides].index(side)) * len(workers)
+                batches = [prompts(options, seed + place) for place in range(n_engines)]
+                began = time.perf_counter()
+                rate = await salvo(batches) / (time.perf_counter() - began)
+                rates[side].append(rate)
+                _say(f"round {number} of {options.rounds}: {side}: {rate:,.0f} tokens/s")
 
     def ratios(of: str, to: str) -> list[float]:
         return [round(a / b, 3) for a, b in zip(rates[of][1:], rates[to][1:], strict=True)]
@@ -125,6 +146,7 @@ async def throughput(
         return round(statistics.median(ratios(of, to)), 3)
 
     return {
+        "rounds": len(rates["bus_all"]) - 1,
         "new_tokens": options.new_tokens,
         "requests_per_engine": options.requests,
         "tokens_per_s": {name: round(statistics.median(each[1:])) for name, each in rates.items()},
@@ -268,16 +290,17 @@ async def placements(
     """All ways in turns, in another order in each round, with the same agents in a round."""
     ways: list[Way] = [way for way in WAYS if way in options.ways]
     found: dict[Way, list[dict[str, float]]] = {way: [] for way in ways}
-    for number in range(options.rounds + 1):
-        turn = number % len(ways)
-        for way in (*ways[turn:], *ways[:turn]):
-            agents = agents_of(options, len(workers), number)
-            row = await run_agents(client, agents, Placing(way, workers))
-            found[way].append(row)
-            _say(
-                f"round {number} of {options.rounds}: {way}: {row['makespan_s']:.1f} s, "
-                f"{row['hit_rate']:.0%} of prompts cached"
-            )
+    with whole_rounds(found, options.rounds):
+        for number in range(options.rounds + 1):
+            turn = number % len(ways)
+            for way in (*ways[turn:], *ways[:turn]):
+                agents = agents_of(options, len(workers), number)
+                row = await run_agents(client, agents, Placing(way, workers))
+                found[way].append(row)
+                _say(
+                    f"round {number} of {options.rounds}: {way}: {row['makespan_s']:.1f} s, "
+                    f"{row['hit_rate']:.0%} of prompts cached"
+                )
     rows = {
         way: {name: round(statistics.median(row[name] for row in each[1:]), 3) for name in each[0]}
         for way, each in found.items()
@@ -289,6 +312,7 @@ async def placements(
 
     ratios = {way: to_least_loaded(way) for way in ways}
     return {
+        "rounds": len(found["names"]) - 1,
         "agents": options.groups * options.group * len(workers),
         "ways": rows,
         "makespan_to_least_loaded": ratios,
@@ -352,6 +376,8 @@ async def measure(options: argparse.Namespace, model: Path) -> dict[str, Any]:
             _say(f"the fleet is up: {', '.join(workers)}")
             if "agents" in options.only:
                 report["agents"] = await placements(client, workers, options)
+                if report["agents"]["rounds"] < options.rounds:
+                    return report
             if is_compared:
                 for each in alone:
                     await asyncio.to_thread(each.ask, {"kind": "hello"})
