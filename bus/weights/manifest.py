@@ -158,8 +158,9 @@ Term = tuple[int, Array]
 def checksum(content: Bytes) -> int:
     """Checksum of uint8 [n] that begin at a multiple of 8; a GPU can compute it, unlike a digest.
 
-    Every single flipped bit changes it, because each word counts an odd number of times. It is no
-    protection against somebody who means to deceive.
+    Every single flipped bit changes it, because each word counts an odd number of times; but the
+    highest bits of two words, if both are flipped, leave it as it was. It is no protection against
+    somebody who means to deceive.
     """
     odd = np.arange(1, 2 * _COLUMNS, 2, dtype=np.uint64)
     return checksums_by([content], odd, block_words=_BLOCK_WORDS)[0]

@@ -392,7 +392,9 @@ class Sessions:
 
     def _end(self, session: SessionRecord, event: str) -> None:
         session.advance(event)
-        session.turn = ""  # its requests are like any other's from now on
+        if session.turn:  # its requests are like any other's from now on
+            session.turn = ""
+            self._table.waiting.is_untried = True
         self.places.leave(session)
         del self._sessions[session.name]
         self._busy.pop(session.name, None)

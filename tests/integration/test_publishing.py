@@ -59,7 +59,7 @@ def weights(seed: int) -> Weights:
 
 def digests_of(tensors: Weights) -> dict[str, int]:
     return {
-        name: digest_of(each.contiguous().view(-1).view(torch.uint8).numpy().copy())
+        name: digest_of(each.resolve_conj().contiguous().view(-1).view(torch.uint8).numpy().copy())
         for name, each in tensors.items()
     }
 
@@ -128,6 +128,7 @@ async def test_what_a_gpu_would_copy_is_digested_by_the_store(
     model = weights(seed)
     model["strided"] = torch.randn(6, 4).t()  # no checksum can be made of it where it lies
     model["shifted"] = torch.randn(9)[1:]  # nor of this one: its words begin elsewhere
+    model["conjugate"] = torch.randn(8, dtype=torch.complex64).conj()  # nor of this one's bytes
     writer = WeightWriter(may_leave_digest=lambda _: True)
     async with store_harness(tmp_path) as harness:
         publisher = WeightPublisher(harness, writer=writer)
@@ -174,6 +175,39 @@ async def test_bytes_that_were_not_there_yet_are_read_again_by_the_seal(
             bytes_of(content, place)[:] = each.view(-1).view(torch.uint8).numpy()
         (await ask(SealVersion("default", reserved.version, digests))).check()
         assert await digests_kept(harness, reserved.version) == digests_of(model)
+
+
+async def test_a_store_that_leaves_right_after_a_commit_leaves_well(tmp_path: Path) -> None:
+    """It still has older versions to retire then."""
+    for number in range(4):
+        place = tmp_path / str(number)
+        place.mkdir(mode=0o700)
+        async with store_harness(place) as harness:
+            publisher = WeightPublisher(harness)
+            for _ in range(4):
+                await publisher.publish({"a": torch.ones(9)}, deadline_s=DEADLINE_S)
+            assert await harness.stop() == 0
+
+
+def deleted_bytes() -> int:
+    """Of shared memory that this process still maps, though its file is gone."""
+    lines = Path("/proc/self/maps").read_text().splitlines()
+    spans = [
+        each.split()[0].split("-") for each in lines if "(deleted)" in each and str(SHM_DIR) in each
+    ]
+    return sum(int(end, 16) - int(start, 16) for start, end in spans)
+
+
+async def test_an_error_that_is_kept_keeps_no_memory_of_the_version(tmp_path: Path) -> None:
+    broken = {"w": torch.full((1 << 20,), torch.nan)}
+    kept: list[Refused] = []
+    async with store_harness(tmp_path) as harness:
+        publisher = WeightPublisher(harness)
+        for _ in range(2):
+            with pytest.raises(Refused, match="NaN") as caught:
+                await publisher.publish(broken, deadline_s=DEADLINE_S)
+            kept.append(caught.value)
+        assert deleted_bytes() == 0
 
 
 async def test_a_store_that_leaves_while_it_verifies_leaves_nothing_behind(tmp_path: Path) -> None:

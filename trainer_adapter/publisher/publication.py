@@ -1,7 +1,9 @@
 """One version on its way: reserved, written and sealed in the store, then the router's update."""
 
 import asyncio
+import contextlib
 import time
+import traceback
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -174,8 +176,9 @@ class Publication:
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(self, *_: object) -> None:
+    async def __aexit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
         self.log.copied.set()
+        _let_go(error)
         if self._early is not None:
             self._early.close()
         async with AsyncExitStack() as closing:
@@ -531,6 +534,19 @@ class Publication:
                 if n_tries == STORE_TRIES:
                     raise
                 n_tries += 1
+
+
+def _let_go(error: BaseException | None) -> None:
+    """Forget what our own frames of an error's traceback hold: the memory of a whole version.
+
+    Whoever keeps the error, or has Python keep it until it looks for cycles, would keep that, too.
+    """
+    while error is not None:
+        for frame, _ in traceback.walk_tb(error.__traceback__):
+            if frame.f_globals.get("__package__") == __package__:
+                with contextlib.suppress(RuntimeError):  # it is running
+                    frame.clear()
+        error = error.__cause__ or error.__context__
 
 
 async def digested(

@@ -138,7 +138,8 @@ def _from_gpu(source: torch.Tensor, target: torch.Tensor) -> Iterator[torch.Tens
 
     Where `target` is page-locked the GPU writes there, elsewhere into a pinned buffer.
     """
-    flat = source.contiguous().view(-1)
+    # Bytes are copied: what torch has only noted as conjugate or negated has to be made.
+    flat = source.resolve_conj().resolve_neg().contiguous().view(-1)
     stream = torch.cuda.Stream(source.device)
     stream.wait_stream(torch.cuda.current_stream(source.device))
     if source.dtype == target.dtype and _copied_at_once(flat, target, stream):
@@ -589,9 +590,12 @@ def has_checksum(tensor: Tensor, value: torch.Tensor) -> bool:
     It needs the bytes as they are published, and words where torch can see some: views into a flat
     buffer may begin anywhere.
     """
+    is_lazy = value.is_conj() or value.is_neg()
     is_as_published = value.dtype == TORCH_DTYPES[tensor.dtype] and value.is_contiguous()
-    is_aligned = value.storage_offset() * value.element_size() % WORD_BYTES == 0
-    return is_as_published and is_aligned and tensor.size_bytes >= MIN_LEFT_BYTES
+    starts = (value.data_ptr(), value.storage_offset() * value.element_size())
+    is_aligned = not any(start % WORD_BYTES for start in starts)
+    is_large = tensor.size_bytes >= MIN_LEFT_BYTES
+    return is_large and is_as_published and is_aligned and not is_lazy
 
 
 def _checksums(tensors: Sequence[torch.Tensor]) -> list[int]:

@@ -182,14 +182,21 @@ class StoreCore:
             return [Verify(key, stored.segment, stored.to_verify())]
         return _read_early(stored)
 
-    def tensors_read(self, ask: ReadTensors, sums: Sequence[Sums]) -> list[StoreEffect]:
-        """These are the digests and checksums of what was to be read."""
+    def is_to_be_read(self, ask: ReadTensors) -> bool:
+        """Whether the version is still being written; any thread may ask."""
         stored = self._table.by_key.get(ask.key)
-        if stored is None:
+        return stored is not None and stored.state == "reserved"
+
+    def tensors_read(self, ask: ReadTensors, sums: Sequence[Sums], now: float) -> list[StoreEffect]:
+        """Digests and checksums of what was to be read; too few if the version has gone by then."""
+        stored = self._table.by_key.get(ask.key)
+        if stored is None or len(sums) < len(ask.tensors):
             return [StoreAnswer(ask.asker, "refused", problems.unavailable(*ask.key))]
-        if stored.state == "reserved" and not stored.is_pushed:
-            found = zip(ask.tensors, sums, strict=True)
-            stored.found |= {number: each.digest for (number, _), each in found}
+        if stored.state == "reserved":
+            stored.used_at = now
+            if not stored.is_pushed:
+                found = zip(ask.tensors, sums, strict=True)
+                stored.found |= {number: each.digest for (number, _), each in found}
         body = TensorDigests([each.digest for each in sums], [each.checksum for each in sums])
         return [StoreAnswer(ask.asker, "finished", body)]
 
@@ -249,6 +256,9 @@ class StoreCore:
         stored = self._being_written(ask)
         if isinstance(stored, Problem):
             return [StoreAnswer(asker, "refused", stored)]
+        if len({*ask.numbers}) < len(ask.numbers):
+            message = "a tensor is named more than once"
+            return [StoreAnswer(asker, "refused", bad_request("numbers", message))]
         stored.used_at = now
         tensors = [(number, stored.tensors[number]) for number in ask.numbers]
         return [ReadTensors(asker, stored.key, stored.segment, tensors)]

@@ -2,10 +2,10 @@
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from typing import TypeVar, cast
+from typing import Any, TypeVar, cast
 
 import msgspec
 
@@ -50,6 +50,15 @@ LAST_FILES_S = 2.0
 R = TypeVar("R")
 
 
+class _Closed(Exception):
+    """The threads are gone."""
+
+
+async def _until_closed(work: Coroutine[Any, Any, object]) -> None:
+    with contextlib.suppress(_Closed):
+        await work
+
+
 class EffectRunner:
     """Lives on one event loop; use `close` at the end."""
 
@@ -69,6 +78,7 @@ class EffectRunner:
         self._writes: set[asyncio.Task[None]] = set()
         """Of files, waiting ones too."""
         self._is_leaving = False
+        self._is_closed = False
         self._reading = asyncio.Lock()
         # One thread: appends to the ledger keep their order, and the pool needs no lock.
         self._disk = ThreadPoolExecutor(1, "store-disk")
@@ -86,7 +96,11 @@ class EffectRunner:
             await asyncio.wait(self._writes, timeout=LAST_FILES_S)
 
     def close(self) -> None:
-        """Wait for what is being written down; idempotent."""
+        """Wait for what is being written down; idempotent.
+
+        What was to follow is not begun: the next store finds what is left of it.
+        """
+        self._is_closed = True
         if self._contents.files is not None:
             self._contents.files.close()
         self._disk.shutdown()
@@ -94,16 +108,16 @@ class EffectRunner:
 
     def collect(self) -> None:
         """Look after segments that readers have let go."""
-        self._tasks.create_task(self._on_disk(self._contents.pool.collect))
+        self._begin(self._on_disk(self._contents.pool.collect))
         if self._contents.trouble:
-            self._tasks.create_task(self._try_make_room())
+            self._begin(self._try_make_room())
 
     def handle(self, asker: Asker, command: MemberCommand) -> None:
         """Have the core decide on a command, as soon as there is room to write that down.
 
         What was decided and not written down would be forgotten by the next store.
         """
-        self._tasks.create_task(self._handle(asker, command))
+        self._begin(self._handle(asker, command))
 
     async def _handle(self, asker: Asker, command: MemberCommand) -> None:
         try:
@@ -132,7 +146,7 @@ class EffectRunner:
         """Carry them out in order; returns before the slow ones are done."""
         for position, effect in enumerate(effects):
             if isinstance(effect, _IN_ORDER):
-                self._tasks.create_task(self._run_slowly(effects[position:]))
+                self._begin(self._run_slowly(effects[position:]))
                 return
             self._run_now(effect)
 
@@ -152,22 +166,22 @@ class EffectRunner:
                 target[offset : offset + len(content)] = content
                 self._answer(asker, "finished", Done())
             case VerifyEarly():
-                self._tasks.create_task(self._verify_early(effect))
+                self._begin(self._verify_early(effect))
             case ReadTensors():
-                self._tasks.create_task(self._read_tensors(effect))
+                self._begin(self._read_tensors(effect))
             case MakeAhead(size_bytes):
-                self._tasks.create_task(self._make_ahead(size_bytes))
+                self._begin(self._make_ahead(size_bytes))
             case MakeDelta():
-                self._tasks.create_task(self._make_delta(effect))
+                self._begin(self._make_delta(effect))
             case ForgetDelta(key):
                 self._deltas.pop(key, None)
             case WriteFiles():
-                write = self._tasks.create_task(self._write_files(effect))
+                write = self._begin(self._write_files(effect))
                 self._writes.add(write)
                 write.add_done_callback(self._writes.discard)
             case RemoveFiles(key):
                 if self._contents.files is not None:
-                    self._tasks.create_task(self._among_files(self._contents.files.remove, key))
+                    self._begin(self._among_files(self._contents.files.remove, key))
             case _:
                 raise AssertionError(effect)
 
@@ -205,18 +219,23 @@ class EffectRunner:
         self.run(self._core.verified_early(ask.key, ask.tensors, is_right=wrong is None))
 
     async def _read_tensors(self, ask: ReadTensors) -> None:
+        async with self._reading:
+            sums = (
+                await asyncio.to_thread(self._sums_of, ask) if self._core.is_to_be_read(ask) else ()
+            )
+        if not self._is_leaving:
+            self.run(self._core.tensors_read(ask, sums, self._clock.now()))
+
+    def _sums_of(self, ask: ReadTensors) -> list[Sums]:
+        """Of its tensors, until nobody wants them any more."""
         content = self._contents.pool.content(ask.segment)
         places = [bytes_of(content, tensor) for _, tensor in ask.tensors]
-
-        def read() -> list[Sums]:
-            return [*side_by_side(sums_of, places, sum(map(len, places)))]
-
-        async with self._reading:
-            if self._is_leaving:
-                return
-            sums = await asyncio.to_thread(read)
-        if not self._is_leaving:
-            self.run(self._core.tensors_read(ask, sums))
+        sums: list[Sums] = []
+        for each in side_by_side(sums_of, places, sum(map(len, places))):
+            sums.append(each)
+            if self._is_leaving or not self._core.is_to_be_read(ask):
+                break
+        return sums
 
     async def _make_ahead(self, size_bytes: int) -> None:
         # Bit by bit: what is to be written down meanwhile must not wait.
@@ -253,8 +272,15 @@ class EffectRunner:
         view = cast("bytes", whole.data[offset : offset + size_bytes])
         self._answer(asker, "chunk", Chunk(offset=offset, content=view))
 
+    def _begin(self, work: Coroutine[Any, Any, object]) -> asyncio.Task[None]:
+        return self._tasks.create_task(_until_closed(work))
+
     async def _on_disk(self, call: Callable[..., R], *args: object) -> R:
+        if self._is_closed:
+            raise _Closed
         return await asyncio.get_running_loop().run_in_executor(self._disk, call, *args)
 
     async def _among_files(self, call: Callable[..., R], *args: object) -> R:
+        if self._is_closed:
+            raise _Closed
         return await asyncio.get_running_loop().run_in_executor(self._files, call, *args)

@@ -5,6 +5,7 @@ import pytest
 from rolloutbus.bus.wire.codec import pack
 from rolloutbus.bus.wire.entry import Entry
 from rolloutbus.bus.wire.messages.endings import Lost, Problem
+from rolloutbus.bus.wire.messages.generation import CloseSession, OpenSession
 from rolloutbus.bus.wire.messages.membership import Goodbye
 from tests.unit.router.harness import Bus
 from tests.unit.router.session_bench import HOUR_S, full, moves, opened, sessions, turn
@@ -161,3 +162,18 @@ def test_a_session_is_told_when_it_comes_back_to_another_worker() -> None:
     bus.worker("w1")
     assert opened(client, worker="w0") == "w1"
     assert moves(client) == [("w0", "w1", "lost")]
+
+
+def test_a_turn_that_waits_for_its_worker_goes_anywhere_once_its_session_is_closed() -> None:
+    bus = Bus(sessions_per_slot=2)
+    client, first = bus.client(), bus.worker("w0", slots=1)
+    for session in ("chat", "talk"):
+        client.ask("open_session", OpenSession(session, lease_s=HOUR_S, grace_s=HOUR_S))
+    for session in ("", "", "chat", "chat"):  # no more may queue there
+        client.generate(session=session, deadline_s=HOUR_S)
+    rid = client.generate(session="talk", deadline_s=HOUR_S)
+    assert rid not in [each.rid for each in first.take("generate")]
+    idle = bus.worker("w1", slots=4)
+    assert not idle.take("generate")
+    client.ask("close_session", CloseSession("talk"))
+    assert [each.rid for each in idle.take("generate")] == [rid]
