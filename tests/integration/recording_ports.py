@@ -134,17 +134,15 @@ async def sample_until_both_received(
 ) -> None:
     """Sample on each worker until both have received the rollout, and so all that came before."""
 
-    async def sample() -> Rollout:
-        return await client.generate([1], fake_sampling(1), deadline_s=DEADLINE_S)
+    async def sample(worker: str) -> Rollout:
+        return await client.generate([1], fake_sampling(1), worker=worker, deadline_s=DEADLINE_S)
 
     async with asyncio.timeout(DEADLINE_S):
         # A subscription takes effect some time after it is made.
         while not recorded.receives_tap or min(len(recorded.workers), len(own.workers)) < n_workers:
-            await sample()
-        served: dict[str, str] = {}
-        while len(served) < n_workers:
-            rollout = await sample()
-            served[rollout.worker] = rollout.rid
+            for each in client.connection.members:
+                await sample(each.name)
+        served = {name: (await sample(name)).rid for name in own.workers}
     for rid in served.values():
         await recorded.until(lambda rid=rid: recorded.knows_the_end_of(rid))
         await own.until(lambda rid=rid: own.knows_the_end_of(rid))
