@@ -3,13 +3,19 @@
 import asyncio
 from pathlib import Path
 
+import msgspec
+
 from rolloutbus.bus.actor.loop import BootClock
 from rolloutbus.trainer_adapter.store.contents import StoreContents
 from rolloutbus.trainer_adapter.store.core import StoreCore
 from rolloutbus.trainer_adapter.store.effect_runner import EffectRunner
 from rolloutbus.trainer_adapter.store.effects import Persist, Release
 from rolloutbus.trainer_adapter.store.settings import StoreSettings
-from rolloutbus.trainer_adapter.store.versions import Assigned, VersionTable
+from rolloutbus.trainer_adapter.store.versions import Asker, Assigned, VersionTable
+
+
+def nobody_asks(asker: Asker, kind: str, body: msgspec.Struct) -> None:
+    raise AssertionError((asker, kind, body))
 
 
 async def test_what_was_to_follow_when_the_store_leaves_is_not_begun(tmp_path: Path) -> None:
@@ -17,7 +23,7 @@ async def test_what_was_to_follow_when_the_store_leaves_is_not_begun(tmp_path: P
     contents = StoreContents(tmp_path / "store", tmp_path / "shm")
     settings = StoreSettings(router="ipc:///router", directory=str(tmp_path / "store"))
     core = StoreCore(settings, "host", VersionTable())
-    runner = EffectRunner(core, contents, BootClock(), lambda *_: None)
+    runner = EffectRunner(core, contents, BootClock(), answer=nobody_asks)
     segment = contents.pool.take(64)
     async with asyncio.TaskGroup() as tasks:  # would raise what any of them raises
         runner.start(tasks)
