@@ -7,9 +7,7 @@ from pathlib import Path
 
 import torch
 
-from rolloutbus.bus.transport.bulk import BulkLink
 from rolloutbus.bus.weights.manifest import digest_of
-from rolloutbus.bus.wire.messages.weights import Manifest, PullManifest
 from rolloutbus.trainer_adapter.publisher.publisher import WeightPublisher
 from rolloutbus.trainer_adapter.publisher.weight_writer import (
     MIN_LEFT_BYTES,
@@ -17,7 +15,7 @@ from rolloutbus.trainer_adapter.publisher.weight_writer import (
     is_on_gpu,
 )
 from tests.integration.live_fleet import DEADLINE_S
-from tests.integration.store_harness import StoreHarness, store_harness
+from tests.integration.store_harness import store_harness
 
 
 def model(seed: int) -> dict[str, torch.Tensor]:
@@ -38,13 +36,6 @@ def model(seed: int) -> dict[str, torch.Tensor]:
     }
 
 
-async def digests_kept(harness: StoreHarness, version: int) -> dict[str, int]:
-    async with BulkLink(harness.bulk) as link:
-        manifest = await link.ask("pull_manifest", PullManifest("default", version))
-    assert isinstance(manifest, Manifest)
-    return {each.name: each.digest for each in manifest.tensors}
-
-
 async def test_the_store_has_the_bytes_of_the_gpu(tmp_path: Path, seed: int) -> None:
     async with store_harness(tmp_path) as harness:
         publisher = WeightPublisher(harness, writer=WeightWriter(may_leave_digest=is_on_gpu))
@@ -55,7 +46,7 @@ async def test_the_store_has_the_bytes_of_the_gpu(tmp_path: Path, seed: int) -> 
                 for name, each in tensors.items()
             }
             published = await publisher.publish(tensors, deadline_s=DEADLINE_S)
-            assert await digests_kept(harness, published.version) == wanted
+            assert await harness.digests_kept(published.version) == wanted
         assert harness.asked.count("digest_tensors") == 4
 
 
@@ -71,4 +62,4 @@ async def test_tensors_that_are_cast_on_the_way_are_digested_as_they_are_publish
             name: digest_of(each.bfloat16().cpu().contiguous().view(-1).view(torch.uint8).numpy())
             for name, each in tensors.items()
         }
-        assert await digests_kept(harness, published.version) == wanted
+        assert await harness.digests_kept(published.version) == wanted

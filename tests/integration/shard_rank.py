@@ -21,9 +21,7 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
-from rolloutbus.bus.transport.bulk import BulkLink
 from rolloutbus.bus.wire.errors import BusError, PeerLost
-from rolloutbus.bus.wire.messages.weights import Manifest, PullManifest
 from rolloutbus.trainer_adapter.publisher.publisher import WeightPublisher
 from rolloutbus.trainer_adapter.publisher.sharded import ShardedSource
 from rolloutbus.trainer_adapter.publisher.tensor_source import SourceTensor
@@ -107,13 +105,6 @@ def source_of(case: str, rank: int, seed: int) -> ShardedSource:
             raise AssertionError(case)
 
 
-async def digests_of(harness: StoreHarness, version: int) -> dict[str, int]:
-    async with BulkLink(harness.bulk) as link:
-        manifest = await link.ask("pull_manifest", PullManifest("default", version))
-    assert isinstance(manifest, Manifest)
-    return {each.name: each.digest for each in manifest.tensors}
-
-
 async def publish_all(folder: Path, seed: int) -> Seen:
     """What rank 0 does."""
     seen: Seen = {}
@@ -148,7 +139,7 @@ async def publish(harness: StoreHarness, source: ShardedSource, case: str) -> di
     before = start_peak()
     published = await publisher.publish(source, deadline_s=START_S)
     peak = status_bytes("VmHWM") - before - mapped_bytes(source.tensors)
-    digests = await digests_of(harness, published.version)
+    digests = await harness.digests_kept(published.version)
     gathered = source.peak_bytes
     return {"digests": digests, "peak_bytes": peak, "gathered_bytes": gathered}
 

@@ -13,6 +13,7 @@ import msgspec
 from msgspec.structs import replace
 
 from rolloutbus.bus.actor.ref import STORE, ActorRef, Command
+from rolloutbus.bus.transport.bulk import BulkLink
 from rolloutbus.bus.transport.zmq_ports import RouterPort
 from rolloutbus.bus.wire.codec import pack, unpack, unpack_result
 from rolloutbus.bus.wire.entry import Entry, Peer
@@ -20,6 +21,7 @@ from rolloutbus.bus.wire.errors import EngineFailed
 from rolloutbus.bus.wire.messages.control import FleetStatus, Status
 from rolloutbus.bus.wire.messages.endings import Ack, Problem
 from rolloutbus.bus.wire.messages.membership import Heartbeat, Hello, Lease, Welcome
+from rolloutbus.bus.wire.messages.weights import Manifest, PullManifest
 from rolloutbus.trainer_adapter.client.commands import FleetRef
 from rolloutbus.trainer_adapter.client.connection import Connection
 from rolloutbus.trainer_adapter.client.core.effects import Result
@@ -60,6 +62,13 @@ class StoreHarness:
         assert self.hello is not None
         assert self.hello.store is not None
         return self.hello.store.bulk
+
+    async def digests_kept(self, version: int) -> dict[str, int]:
+        """Of each tensor of a version, as the store has them."""
+        async with BulkLink(self.bulk) as link:
+            manifest = await link.ask("pull_manifest", PullManifest("default", version))
+        assert isinstance(manifest, Manifest)
+        return {each.name: each.digest for each in manifest.tensors}
 
     @property
     def _epoch(self) -> str:

@@ -45,7 +45,7 @@ from rolloutbus.trainer_adapter.publisher.tensor_source import HeldTensors, Layo
 from rolloutbus.trainer_adapter.publisher.transfer import TransferProgress, WeightTransferHandle
 from rolloutbus.trainer_adapter.publisher.weight_writer import WeightWriter
 from tests.integration.live_fleet import DEADLINE_S
-from tests.integration.store_harness import StoreHarness, store_harness
+from tests.integration.store_harness import store_harness
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(240)]
 
@@ -62,13 +62,6 @@ def digests_of(tensors: Weights) -> dict[str, int]:
         name: digest_of(each.resolve_conj().contiguous().view(-1).view(torch.uint8).numpy().copy())
         for name, each in tensors.items()
     }
-
-
-async def digests_kept(harness: StoreHarness, version: int) -> dict[str, int]:
-    async with BulkLink(harness.bulk) as link:
-        manifest = await link.ask("pull_manifest", PullManifest("default", version))
-    assert isinstance(manifest, Manifest)
-    return {each.name: each.digest for each in manifest.tensors}
 
 
 class SlowTensors(HeldTensors):
@@ -103,7 +96,7 @@ async def test_tensors_may_change_as_soon_as_they_are_copied(tmp_path: Path, see
         assert not handle.is_done
         harness.updates.decides.set()
         published = await handle
-        assert await digests_kept(harness, published.version) == as_published
+        assert await harness.digests_kept(published.version) == as_published
 
 
 async def test_the_store_verifies_tensors_while_others_are_written(
@@ -116,7 +109,7 @@ async def test_the_store_verifies_tensors_while_others_are_written(
         published = await WeightPublisher(harness).publish(model, deadline_s=DEADLINE_S)
         writing = harness.asked[: harness.asked.index("seal_version") + 1]
         assert writing == ["reserve_version", *["verify_tensors"] * 4, "seal_version"]
-        assert await digests_kept(harness, published.version) == digests_of(model)
+        assert await harness.digests_kept(published.version) == digests_of(model)
 
 
 async def test_what_a_gpu_would_copy_is_digested_by_the_store(
@@ -134,7 +127,7 @@ async def test_what_a_gpu_would_copy_is_digested_by_the_store(
         publisher = WeightPublisher(harness, writer=writer)
         published = await publisher.publish(model, deadline_s=DEADLINE_S)
         assert "digest_tensors" in harness.asked
-        assert await digests_kept(harness, published.version) == digests_of(model)
+        assert await harness.digests_kept(published.version) == digests_of(model)
 
 
 async def test_what_is_pushed_is_digested_by_who_pushes_it(
@@ -147,7 +140,7 @@ async def test_what_is_pushed_is_digested_by_who_pushes_it(
         publisher = WeightPublisher(harness, writer=writer)
         published = await publisher.publish(model, deadline_s=DEADLINE_S)
         assert "digest_tensors" not in harness.asked  # it has no bytes before they are pushed
-        assert await digests_kept(harness, published.version) == digests_of(model)
+        assert await harness.digests_kept(published.version) == digests_of(model)
 
 
 async def test_bytes_that_were_not_there_yet_are_read_again_by_the_seal(
@@ -174,7 +167,7 @@ async def test_bytes_that_were_not_there_yet_are_read_again_by_the_seal(
         for place, each in zip(layout, model.values(), strict=True):
             bytes_of(content, place)[:] = each.view(-1).view(torch.uint8).numpy()
         (await ask(SealVersion("default", reserved.version, digests))).check()
-        assert await digests_kept(harness, reserved.version) == digests_of(model)
+        assert await harness.digests_kept(reserved.version) == digests_of(model)
 
 
 async def test_a_store_that_leaves_right_after_a_commit_leaves_well(tmp_path: Path) -> None:
@@ -273,7 +266,7 @@ async def test_an_iterators_tensors_are_published_as_they_were_given(
             iter(model), layout=layout, transport="collective", deadline_s=DEADLINE_S
         )
         assert not model.is_merged
-        assert await digests_kept(harness, published.version) == digests_of(model.merged())
+        assert await harness.digests_kept(published.version) == digests_of(model.merged())
         [offer] = harness.updates.published[-1].offers
         async with BulkLink(harness.bulk) as link:
             manifest = await link.ask("pull_manifest", PullManifest("default", 1))
@@ -493,7 +486,7 @@ async def test_the_engine_gets_its_own_names_and_only_what_it_is_given(
             harness, rename=lambda name: None if name == "w3" else f"model.{name}"
         )
         version = (await publisher.publish(model, deadline_s=DEADLINE_S)).version
-        kept = await digests_kept(harness, version)
+        kept = await harness.digests_kept(version)
     wanted = {f"model.{name}": each for name, each in digests_of(model).items() if name != "w3"}
     assert kept == wanted
 
@@ -514,7 +507,7 @@ async def test_the_files_of_a_directory_are_cast_renamed_and_closed(
             harness, dtype=torch.bfloat16, rename=lambda name: None if name == "w3" else f"m.{name}"
         )
         version = (await publisher.publish(path, deadline_s=DEADLINE_S)).version
-        kept = await digests_kept(harness, version)
+        kept = await harness.digests_kept(version)
         save_file({**model, "w2": torch.full((4,), torch.nan)}, path / "model.safetensors")
         with pytest.raises(Refused) as caught:
             await publisher.publish(str(path), deadline_s=DEADLINE_S)
@@ -758,6 +751,6 @@ async def test_an_offer_is_of_the_tensors_as_they_were_when_the_publication_bega
         source.are_written.set()
         version = (await handle).version
         expected = torch.ones(8)
-        assert await digests_kept(harness, version) == digests_of({"w": expected})
+        assert await harness.digests_kept(version) == digests_of({"w": expected})
         (copied,) = offering.copied
         assert torch.equal(copied, expected)

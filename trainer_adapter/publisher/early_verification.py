@@ -8,7 +8,7 @@ from functools import partial
 from typing import Generic, TypeVar
 
 from rolloutbus.bus.weights.manifest import Sums
-from rolloutbus.bus.wire.errors import BusError
+from rolloutbus.bus.wire.errors import BusError, RemoteProtocolError
 from rolloutbus.bus.wire.messages.weights import Tensor, TensorDigests
 
 PART_BYTES = 256 << 20
@@ -90,6 +90,9 @@ class EarlyVerification:
 
     async def _find(self, numbers: Sequence[int]) -> None:
         read = await self._digest([*numbers])
+        if not len(numbers) == len(read.digests) == len(read.checksums):
+            message = f"the store said {len(read.digests)} of {len(numbers)} digests"
+            raise RemoteProtocolError(message)
         sums = map(Sums, read.digests, read.checksums)
         self._found |= dict(zip(numbers, sums, strict=True))
 

@@ -320,12 +320,12 @@ def is_on_gpu(tensor: torch.Tensor) -> bool:
 
 
 def is_left_to_nobody(_tensor: torch.Tensor) -> bool:
-    """Whoever copies digests."""
+    """The rule that leaves no tensor to the store: who copies it makes its digest, too."""
     return False
 
 
 def ignore_written(_tensor: Tensor, _digest: int | None) -> None:
-    """Nobody is told."""
+    """The listener of a copy that nobody follows; does nothing."""
 
 
 class CopyWatch:

@@ -227,7 +227,7 @@ class EffectRunner:
             self.run(self._core.tensors_read(ask, sums, self._clock.now()))
 
     def _sums_of(self, ask: ReadTensors) -> list[Sums]:
-        """Of its tensors, until nobody wants them any more."""
+        """Read the tensors and return their sums; fewer, if meanwhile nobody wants them."""
         content = self._contents.pool.content(ask.segment)
         places = [bytes_of(content, tensor) for _, tensor in ask.tensors]
         sums: list[Sums] = []
