@@ -18,7 +18,7 @@ from rolloutbus.trainer_adapter.publisher.tensor_source import Layout
 from rolloutbus.trainer_adapter.publisher.weight_writer import WeightWriter
 from tests.integration.live_fleet import DEADLINE_S
 from tests.integration.store_harness import store_harness
-from tests.integration.test_publishing import Weights, digests_kept, digests_of, weights
+from tests.integration.test_publishing import Weights, digests_of, weights
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(240)]
 
@@ -41,7 +41,7 @@ async def test_tensors_are_what_they_were_when_they_were_put_in_any_order(
                 buffer.fill_(torch.nan)  # used again, as a gather does
             assert update.published is None
         assert update.published is not None
-        assert await digests_kept(harness, update.published.version) == digests_of(model)
+        assert await harness.digests_kept(update.published.version) == digests_of(model)
 
 
 async def test_tensors_may_be_put_at_once_and_none_of_them_twice(tmp_path: Path, seed: int) -> None:
@@ -57,7 +57,7 @@ async def test_tensors_may_be_put_at_once_and_none_of_them_twice(tmp_path: Path,
             assert "was put before" in str(refused)
         assert update.published is not None
         assert harness.asked.count("reserve_version") == 1
-        assert await digests_kept(harness, update.published.version) == digests_of(model)
+        assert await harness.digests_kept(update.published.version) == digests_of(model)
 
 
 async def test_tensors_are_cast_renamed_left_out_and_stripped_of_wrappers(
@@ -76,13 +76,13 @@ async def test_tensors_are_cast_renamed_left_out_and_stripped_of_wrappers(
             for name, each in model.items():
                 await update.put(wrapped + name, each)
         assert update.published is not None
-        assert await digests_kept(harness, update.published.version) == digests_of(as_bfloat16)
+        assert await harness.digests_kept(update.published.version) == digests_of(as_bfloat16)
         publisher = WeightPublisher(harness, rename=renamed)
         async with publisher.begin(layout=layout, deadline_s=DEADLINE_S) as second:
             for name, each in model.items():
                 await second.put(wrapped + name, each)
             version = await second.seal()
-        assert [*await digests_kept(harness, version)] == ["model.w1", "model.w2", "model.w3"]
+        assert [*await harness.digests_kept(version)] == ["model.w1", "model.w2", "model.w3"]
 
 
 Put = Callable[[PublisherUpdate, Weights], Awaitable[None]]
