@@ -143,7 +143,7 @@ _COLUMNS = 1 << 10
 _DEVICE_COLUMNS = 1 << 12
 _BLOCK_WORDS = 1 << 17
 """Looked at at once on a CPU: they are read twice, the second time out of its cache."""
-WORD_BYTES = 8
+_WORD_BYTES = 8
 _MODULUS = 1 << 64
 
 
@@ -164,29 +164,6 @@ def checksum(content: Bytes) -> int:
     """
     odd = np.arange(1, 2 * _COLUMNS, 2, dtype=np.uint64)
     return checksums_by([content], odd, block_words=_BLOCK_WORDS)[0]
-
-
-class Sums(NamedTuple):
-    """What a reader of bytes can say of them."""
-
-    digest: int
-    """xxh3-64."""
-    checksum: int
-    """As `checksum`."""
-
-
-def sums_of(content: Bytes) -> Sums:
-    """Digest and checksum of uint8 [n] that begin at a multiple of 8, by one look at memory."""
-    odd = np.arange(1, 2 * _COLUMNS, 2, dtype=np.uint64)
-    hasher = xxhash.xxh3_64()
-    total = _tail(content)
-    for first in range(0, len(content), _BLOCK_WORDS * WORD_BYTES):
-        block = content[first : first + _BLOCK_WORDS * WORD_BYTES]
-        hasher.update(block.data)
-        words = block[: len(block) // WORD_BYTES * WORD_BYTES].view(np.uint64)
-        terms = _terms(words, odd, first // WORD_BYTES)
-        total += sum(factor * int(number) for factor, number in terms)
-    return Sums(hasher.intdigest(), total % _MODULUS)
 
 
 def checksums_on_device(torch: Torch, contents: Sequence[Array]) -> list[int]:
@@ -219,10 +196,12 @@ def checksums_by(
     totals: list[int] = []
     terms: list[tuple[int, Term]] = []
     for place, content in enumerate(contents):
-        n_words: int = len(content) // WORD_BYTES
-        totals.append(_tail(content))
+        n_words: int = len(content) // _WORD_BYTES
+        tail = content[n_words * _WORD_BYTES :]
+        last = int.from_bytes(bytes(tail.tolist()), "little") if len(tail) else 0
+        totals.append((2 * n_words + 1) * last)
         # Torch cannot view nothing as words.
-        words = content[: n_words * WORD_BYTES].view(odd.dtype) if n_words else ()
+        words = content[: n_words * _WORD_BYTES].view(odd.dtype) if n_words else ()
         for first in range(0, n_words, block_words):
             block = words[first : first + block_words]
             terms += [(place, each) for each in _terms(block, odd, first)]
@@ -232,22 +211,13 @@ def checksums_by(
     return [total % _MODULUS for total in totals]
 
 
-def _tail(content: Array) -> int:
-    """The part of the checksum that bytes behind the last whole word have."""
-    n_words = len(content) // WORD_BYTES
-    tail = content[n_words * WORD_BYTES :]
-    return (2 * n_words + 1) * int.from_bytes(bytes(tail.tolist()), "little") if len(tail) else 0
-
-
 def _terms(words: Array, odd: Array, first: int = 0) -> Iterator[Term]:
     """What has to be added up for `words`, the first of which has this number in its content."""
     n_rows, n_left = divmod(len(words), len(odd))
     if n_left:
         left = words[n_rows * len(odd) :]
         yield 1, (left * odd[:n_left]).sum()
-        first_left = first + n_rows * len(odd)
-        if first_left:
-            yield 2 * first_left, left.sum()
+        yield 2 * (first + n_rows * len(odd)), left.sum()
     if n_rows:
         table = words[: n_rows * len(odd)].reshape(n_rows, len(odd))
         yield 1, (table.sum(0) * odd).sum()

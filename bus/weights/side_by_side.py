@@ -41,18 +41,12 @@ def side_by_side(
         threads.shutdown(cancel_futures=True)
 
 
-def first_mismatch(
-    content: Bytes, tensors: Sequence[Tensor], *, n: int | None = None
-) -> Tensor | None:
-    """Returns the first tensor whose bytes in `content` do not match its digest.
-
-    Read by `n` threads; None: `n_threads()`.
-    """
+def first_mismatch(content: Bytes, tensors: Sequence[Tensor]) -> Tensor | None:
+    """Returns the first tensor whose bytes in `content` do not match its digest."""
     digests = side_by_side(
         lambda tensor: digest_of(bytes_of(content, tensor)),
         tensors,
         sum(each.size_bytes for each in tensors),
-        n=n,
     )
     found = zip(tensors, digests, strict=True)
     return next((tensor for tensor, digest in found if digest != tensor.digest), None)

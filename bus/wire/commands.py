@@ -124,9 +124,6 @@ COMMANDS: dict[str, CommandRow] = {
     "verify_tensors": CommandRow(
         weights.VerifyTensors, endings.Done, "trainer", "store", traits={"versioned"}
     ),
-    "digest_tensors": CommandRow(
-        weights.DigestTensors, weights.TensorDigests, "trainer", "store", traits={"versioned"}
-    ),
     "seal_version": CommandRow(
         weights.SealVersion, endings.Done, "trainer", "store", traits={"versioned"}
     ),

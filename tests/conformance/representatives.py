@@ -220,7 +220,6 @@ _COMMANDS: dict[str, msgspec.Struct] = {
     "status": control.Status(),
     "reserve_version": weights.ReserveVersion(POLICY, TENSORS, VERSION),
     "verify_tensors": weights.VerifyTensors(POLICY, VERSION, [1, 0], [2**64 - 1, 1]),
-    "digest_tensors": weights.DigestTensors(POLICY, VERSION, [1, 0]),
     "seal_version": weights.SealVersion(POLICY, VERSION, [2**64 - 1, 1], [OFFER], allow_zeros=True),
     "restore_version": weights.RestoreVersion(POLICY, VERSION - 1),
     "settle_version": weights.SettleVersion(POLICY, VERSION),
@@ -247,7 +246,6 @@ _ROUTES = {
         (
             "reserve_version",
             "verify_tensors",
-            "digest_tensors",
             "seal_version",
             "restore_version",
             "settle_version",
@@ -345,7 +343,6 @@ _RESULTS: dict[str, msgspec.Struct] = {
     "status": _FLEET_STATUS,
     "open_session": generation.OpenedSession("w0"),
     "reserve_version": weights.Reserved(VERSION, "host-1", "rb-5f", 8192128),
-    "digest_tensors": weights.TensorDigests([2**64 - 1, 1], [1, 2**64 - 1]),
     "restore_version": weights.VersionRestored(VERSION),
     "settle_version": weights.Settled(is_committed=True),
     "publish_version": weights.VersionPublished(

@@ -85,6 +85,20 @@ def test_a_cast_lands_in_pinned_memory(seed: int) -> None:
     wait_until(content, is_pinned=False)
 
 
+def test_what_is_only_noted_as_conjugate_is_written_out(seed: int) -> None:
+    torch.cuda.init()
+    content = mapped()
+    generator = torch.Generator("cuda").manual_seed(seed)
+    given = torch.randn(
+        SIZE_BYTES // 8, dtype=torch.complex64, generator=generator, device=GPU
+    ).conj()
+    assert given.is_conj()
+    judged = put(content, torch.complex64, given)
+    wanted = torch.view_as_real(given.resolve_conj()).view(-1).view(torch.uint8).cpu().numpy()
+    assert np.array_equal(content, wanted)
+    assert judged.digest == digest_of(wanted)
+
+
 def test_a_segment_stays_pinned_from_version_to_version_until_it_is_forgotten() -> None:
     torch.cuda.init()
     pool, writer = SegmentPool(SHM_DIR), SegmentWriter()

@@ -38,7 +38,7 @@ from rolloutbus.bus.wire.messages.weights import (
     VerifyTensors,
 )
 from rolloutbus.trainer_adapter.client.core.results import FleetCommandFailed, FleetResult
-from rolloutbus.trainer_adapter.publisher import early_verification, weight_writer
+from rolloutbus.trainer_adapter.publisher import early_verification
 from rolloutbus.trainer_adapter.publisher.collective import CollectiveOffering
 from rolloutbus.trainer_adapter.publisher.publisher import WeightPublisher
 from rolloutbus.trainer_adapter.publisher.tensor_source import HeldTensors, Layout
@@ -109,37 +109,6 @@ async def test_the_store_verifies_tensors_while_others_are_written(
         published = await WeightPublisher(harness).publish(model, deadline_s=DEADLINE_S)
         writing = harness.asked[: harness.asked.index("seal_version") + 1]
         assert writing == ["reserve_version", *["verify_tensors"] * 4, "seal_version"]
-        assert await harness.digests_kept(published.version) == digests_of(model)
-
-
-async def test_what_a_gpu_would_copy_is_digested_by_the_store(
-    tmp_path: Path, seed: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(early_verification, "PART_BYTES", 1)
-    monkeypatch.setattr(early_verification, "PARTS", 4)
-    monkeypatch.setattr(weight_writer, "MIN_LEFT_BYTES", 1)
-    model = weights(seed)
-    model["strided"] = torch.randn(6, 4).t()  # no checksum can be made of it where it lies
-    model["shifted"] = torch.randn(9)[1:]  # nor of this one: its words begin elsewhere
-    model["conjugate"] = torch.randn(8, dtype=torch.complex64).conj()  # nor of this one's bytes
-    writer = WeightWriter(may_leave_digest=lambda _: True)
-    async with store_harness(tmp_path) as harness:
-        publisher = WeightPublisher(harness, writer=writer)
-        published = await publisher.publish(model, deadline_s=DEADLINE_S)
-        assert "digest_tensors" in harness.asked
-        assert await harness.digests_kept(published.version) == digests_of(model)
-
-
-async def test_what_is_pushed_is_digested_by_who_pushes_it(
-    tmp_path: Path, seed: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(weight_writer, "MIN_LEFT_BYTES", 1)
-    model = weights(seed)
-    writer = WeightWriter(may_leave_digest=lambda _: True, may_map=False)
-    async with store_harness(tmp_path) as harness:
-        publisher = WeightPublisher(harness, writer=writer)
-        published = await publisher.publish(model, deadline_s=DEADLINE_S)
-        assert "digest_tensors" not in harness.asked  # it has no bytes before they are pushed
         assert await harness.digests_kept(published.version) == digests_of(model)
 
 

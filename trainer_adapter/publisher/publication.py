@@ -18,8 +18,7 @@ from rolloutbus.bus.actor.ref import ROUTER, STORE
 from rolloutbus.bus.security.zmq_curve import Dialer
 from rolloutbus.bus.transport.bulk import BulkLink
 from rolloutbus.bus.transport.endpoints import is_out_of_reach, store_out_of_reach
-from rolloutbus.bus.weights.manifest import Bytes, bytes_of, lay_out, sums_of, total_bytes
-from rolloutbus.bus.weights.side_by_side import side_by_side
+from rolloutbus.bus.weights.manifest import lay_out, total_bytes
 from rolloutbus.bus.wire.errors import (
     BusError,
     DeadlineExceeded,
@@ -36,7 +35,6 @@ from rolloutbus.bus.wire.limits import MAX_SENTENCE_CHARS
 from rolloutbus.bus.wire.messages.control import FleetStatus, Status
 from rolloutbus.bus.wire.messages.endings import Done, Problem
 from rolloutbus.bus.wire.messages.weights import (
-    DigestTensors,
     Offer,
     PublishVersion,
     Reserved,
@@ -46,7 +44,6 @@ from rolloutbus.bus.wire.messages.weights import (
     Settled,
     SettleVersion,
     Tensor,
-    TensorDigests,
     UpdateProgress,
     VerifyTensors,
     VersionRestored,
@@ -69,7 +66,6 @@ from rolloutbus.trainer_adapter.publisher.tensor_source import (
 from rolloutbus.trainer_adapter.publisher.transfer import TransferLog, UpdateOptions
 from rolloutbus.trainer_adapter.publisher.weight_writer import (
     CopyWatch,
-    Judgement,
     Room,
     Soundness,
     WeightWriter,
@@ -392,9 +388,8 @@ class Publication:
         offering = asyncio.ensure_future(self._offer_held(layout, source))
         try:
             room = self.room(reserved, layout)
-            early = self.early(reserved, layout)
-            on_written = early.written if room.is_in_store else None
-            written = await policy.writer.copy(room, layout, source, watch, on_written)
+            early = self.early(reserved, layout).written if room.is_in_store else None
+            written = await policy.writer.copy(room, layout, source, watch, early)
         finally:
             await ended(offering)  # it reads tensors that may change after this
         offering.result()
@@ -422,18 +417,12 @@ class Publication:
         """What tells the store of tensors that are in its segment, until this publication ends."""
         store, policy = self._policy.client.ref(STORE), self._policy.name
 
-        async def verify(numbers: list[int], digests: list[int]) -> None:
+        async def tell(numbers: list[int], digests: list[int]) -> None:
             self.require_own_fleet()
             body = VerifyTensors(policy, reserved.version, numbers, digests)
             await store.ask(body, deadline_s=self.left_s)
 
-        async def digest(numbers: list[int]) -> TensorDigests:
-            self.require_own_fleet()
-            body = DigestTensors(policy, reserved.version, numbers)
-            answer = await store.ask_for(FleetResult, body, deadline_s=self.left_s)
-            return answer.only(TensorDigests)
-
-        self._early = EarlyVerification(layout, verify, digest)
+        self._early = EarlyVerification(layout, tell)
         return self._early
 
     def room(self, reserved: Reserved, layout: Sequence[Tensor]) -> Room:
@@ -455,7 +444,6 @@ class Publication:
 
         Raises:
             Refused: a tensor is not sound; `.field` names it.
-            EngineFailed: a tensor is not in the store as the trainer has it; `.field` names it.
         """
         policy, allow_zeros = self._policy, self._options.allow_zeros
         policy.soundness.require(layout, written.judgements, allow_zeros=allow_zeros)
@@ -466,11 +454,10 @@ class Publication:
         if not written.is_in_store:
             bulk = BulkLink(await self.bulk(), policy.client.dialer)
             await policy.writer.push(written.content, reserved, policy.name, bulk)
-        judgements = await digested(written.content, layout, written.judgements, self._early)
-        digests = [each.digest for each in judgements if each.digest is not None]
+        digests = [judged.digest for judged in written.judgements]
         seal = SealVersion(policy.name, reserved.version, digests, self._offers, allow_zeros)
         await self._ask_store(Done, seal)
-        self._on_commit = partial(policy.soundness.committed, layout, judgements)
+        self._on_commit = partial(policy.soundness.committed, layout, written.judgements)
         self._gpu = written.gpu
         self.version = reserved.version
 
@@ -547,41 +534,6 @@ def _let_go(error: BaseException | None) -> None:
                 with contextlib.suppress(RuntimeError):  # it is running
                     frame.clear()
         error = error.__cause__ or error.__context__
-
-
-async def digested(
-    content: Bytes,
-    layout: Sequence[Tensor],
-    judgements: Sequence[Judgement],
-    early: EarlyVerification | None,
-) -> list[Judgement]:
-    """Judgements with all digests: those that are missing are the store's, or else made here.
-
-    Raises:
-        EngineFailed: a tensor is not in `content` as the trainer has it.
-    """
-    unread = [i for i, each in enumerate(judgements) if each.digest is None]
-    if not unread:
-        return [*judgements]
-    found = await early.found() if early is not None else {}
-    left = [i for i in unread if i not in found]
-    if left:
-        places = [bytes_of(content, layout[i]) for i in left]
-        n_bytes = sum(map(len, places))
-        sums = await asyncio.to_thread(lambda: [*side_by_side(sums_of, places, n_bytes)])
-        found = found | dict(zip(left, sums, strict=True))
-    complete = [*judgements]
-    for i in unread:
-        if found[i].checksum != judgements[i].checksum:
-            name = layout[i].name
-            message = (
-                f"tensor {name!r} is not in the store as the trainer has it: was it changed before "
-                "all was copied?"
-            )
-            problem = Problem("digest_mismatch", message, "failed", field=f"tensors.{name}")
-            raise EngineFailed(problem)
-        complete[i] = judgements[i]._replace(digest=found[i].digest)
-    return complete
 
 
 async def outcome_of(policy: Policy, asked: AssignedVersion, deadline_s: float) -> UpdateOutcome:

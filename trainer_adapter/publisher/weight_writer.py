@@ -18,7 +18,7 @@ import xxhash
 
 from rolloutbus.bus.transport.bulk import BulkLink
 from rolloutbus.bus.weights.cuda_memory import locked_copies
-from rolloutbus.bus.weights.manifest import WORD_BYTES, Bytes, bytes_of
+from rolloutbus.bus.weights.manifest import Bytes, bytes_of
 from rolloutbus.bus.weights.page_lock import cut
 from rolloutbus.bus.weights.shm import SegmentWriter, host_id
 from rolloutbus.bus.weights.side_by_side import n_threads
@@ -26,7 +26,6 @@ from rolloutbus.bus.wire.errors import ActorStopped, Refused
 from rolloutbus.bus.wire.limits import CHUNK_BYTES
 from rolloutbus.bus.wire.messages.endings import Problem
 from rolloutbus.bus.wire.messages.weights import PushChunk, Reserved, Tensor
-from rolloutbus.trainer_adapter.publisher.offering import checksums_of
 from rolloutbus.trainer_adapter.publisher.tensor_source import TORCH_DTYPES, TensorSource
 
 PIECE_BYTES = 2 << 20
@@ -38,14 +37,12 @@ PINNED_BYTES = 32 << 20
 class Judgement(NamedTuple):
     """What was found out about a tensor while it was copied."""
 
-    digest: int | None
-    """xxh3-64 of its bytes; None: it has to be found out, and the checksum is known."""
+    digest: int
+    """xxh3-64 of its bytes."""
     is_finite: bool
     """No element is infinite or NaN; always true of integers."""
     is_zero: bool
     """Every element is 0; never true of integers and of tensors without elements."""
-    checksum: int | None = None
-    """Of the trainer's own tensor, from where it lies; None: it was not made."""
 
 
 def put(place: Bytes, target_dtype: torch.dtype, source: torch.Tensor) -> Judgement:
@@ -57,15 +54,12 @@ def put(place: Bytes, target_dtype: torch.dtype, source: torch.Tensor) -> Judgem
 class _Copy(NamedTuple):
     """What was found out about a tensor's bytes on the host."""
 
-    digest: int | None
-    """None: they were not read."""
+    digest: int
     ranges: list[tuple[float, float]]
     """Smallest and largest elements of its pieces; none of a GPU's tensor, and of integers."""
 
 
-def _copy(
-    place: Bytes, target_dtype: torch.dtype, source: torch.Tensor, *, is_digested: bool = True
-) -> _Copy:
+def _copy(place: Bytes, target_dtype: torch.dtype, source: torch.Tensor) -> _Copy:
     if not source.numel():
         return _Copy(xxhash.xxh3_64_intdigest(place.data), [])
     target = torch.frombuffer(place.data, dtype=target_dtype)
@@ -76,13 +70,11 @@ def _copy(
         copied = target[start : start + len(piece)]
         if piece.data_ptr() != copied.data_ptr():
             copied.copy_(piece)
-        if is_digested:
-            end = start + len(piece)
-            hasher.update(place[start * copied.itemsize : end * copied.itemsize].data)
+        hasher.update(place[start * copied.itemsize : (start + len(piece)) * copied.itemsize].data)
         if _is_float(target_dtype) and not source.is_cuda:
             ranges.append(_range(copied))
         start += len(piece)
-    return _Copy(hasher.intdigest() if is_digested else None, ranges)
+    return _Copy(hasher.intdigest(), ranges)
 
 
 def _judged(
@@ -90,10 +82,8 @@ def _judged(
     sources: Sequence[torch.Tensor],
     dtypes: Sequence[torch.dtype],
     on_gpu: Mapping[int, torch.Tensor],
-    checksums: Mapping[int, int] | None = None,
 ) -> list[Judgement]:
     """Judgements of what was copied; `on_gpu` as of `_queue_ranges`, waited for here at once."""
-    checksums = checksums or {}
     found: dict[int, list[float]] = {}
     if on_gpu:
         first, *_ = on_gpu.values()
@@ -106,8 +96,7 @@ def _judged(
         is_finite = all(low - low == high - high == 0.0 for low, high in ranges)
         is_zero = all(low == high == 0.0 for low, high in ranges)
         is_judged = bool(source.numel()) and _is_float(dtype)
-        is_zero = is_zero and is_judged
-        judgements.append(Judgement(copied.digest, is_finite, is_zero, checksums.get(i)))
+        judgements.append(Judgement(copied.digest, is_finite, is_zero and is_judged))
     return judgements
 
 
@@ -304,28 +293,8 @@ MIN_COPIERS = 2
 T = TypeVar("T")
 
 
-OnWritten = Callable[[Tensor, int | None], None]
-"""(tensor of the layout, digest of its bytes, if it was made): they are in their place; called in
-any thread."""
-MayLeaveDigest = Callable[[torch.Tensor], bool]
-"""Whether the store digests a tensor, where it is asked to as each is written: the trainer's
-cores are spared a look at what a GPU copied."""
-MIN_LEFT_BYTES = 1 << 20
-"""Of a smaller tensor a checksum costs a GPU more than a digest costs a core."""
-
-
-def is_on_gpu(tensor: torch.Tensor) -> bool:
-    """Whether a GPU copies it, and can make its checksum."""
-    return tensor.is_cuda
-
-
-def is_left_to_nobody(_tensor: torch.Tensor) -> bool:
-    """The rule that leaves no tensor to the store: who copies it makes its digest, too."""
-    return False
-
-
-def ignore_written(_tensor: Tensor, _digest: int | None) -> None:
-    """The listener of a copy that nobody follows; does nothing."""
+OnWritten = Callable[[Tensor, int], None]
+"""(tensor of the layout, digest of its bytes): they are in their place; called in any thread."""
 
 
 class CopyWatch:
@@ -393,23 +362,9 @@ class Written(NamedTuple):
 class WeightWriter:
     """Keeps its mappings and its buffer from version to version."""
 
-    def __init__(
-        self,
-        *,
-        may_map: bool = True,
-        n_copiers: int = 0,
-        may_leave_digest: MayLeaveDigest = is_left_to_nobody,
-    ) -> None:
-        """How bytes get into the store.
-
-        Args:
-            may_map: False: they are pushed over the bulk socket in any case.
-            n_copiers: threads that copy; 0: by the cores.
-            may_leave_digest: tensors that the store digests, such as `is_on_gpu`, which has not
-                been measured on a GPU yet.
-        """
+    def __init__(self, *, may_map: bool = True, n_copiers: int = 0) -> None:
+        """`may_map=False` always pushes over the bulk socket; `n_copiers` 0: by the cores."""
         self._may_map = may_map
-        self._may_leave_digest = may_leave_digest
         self._n_copiers = n_copiers or max(MIN_COPIERS, n_threads())
         self._segments = SegmentWriter()
         self._buffer: Bytes | None = None
@@ -422,21 +377,8 @@ class WeightWriter:
         watch: CopyWatch,
         on_written: OnWritten | None = None,
     ) -> Written:
-        """Copy all tensors of `source` to their places in `layout`; afterwards they may change.
-
-        With `on_written` some of them are left to the store to digest: the caller asks it.
-        """
-        may_leave = self._may_leave_digest if on_written is not None else is_left_to_nobody
-        work = partial(
-            copy_all,
-            room.content,
-            layout,
-            source,
-            watch,
-            self._n_copiers,
-            on_written=on_written or ignore_written,
-            may_leave_digest=may_leave,
-        )
+        """Copy all tensors of `source` to their places in `layout`; afterwards they may change."""
+        work = partial(copy_all, room.content, layout, source, watch, self._n_copiers, on_written)
         return Written(*room, *await in_thread(work, watch.stop))
 
     def room(self, reserved: Reserved, size_bytes: int) -> Room:
@@ -531,23 +473,18 @@ def copy_all(
     source: TensorSource,
     watch: CopyWatch,
     n_copiers: int,
-    *,
-    on_written: OnWritten = ignore_written,
-    may_leave_digest: MayLeaveDigest = is_left_to_nobody,
+    on_written: OnWritten | None = None,
 ) -> Copied:
     """Copy everything into `content` by so many threads, which call `on_written`."""
     judgements: list[Judgement] = []
     gpu: torch.device | None = None
 
-    def is_left(tensor: Tensor, value: torch.Tensor) -> bool:
-        return has_checksum(tensor, value) and may_leave_digest(value)
-
     def copy(tensor: Tensor, value: torch.Tensor) -> _Copy:
         watch.require_wanted()
-        place, dtype = bytes_of(content, tensor), TORCH_DTYPES[tensor.dtype]
-        copied = _copy(place, dtype, value, is_digested=not is_left(tensor, value))
+        copied = _copy(bytes_of(content, tensor), TORCH_DTYPES[tensor.dtype], value)
         watch.copied(tensor.size_bytes)
-        on_written(tensor, copied.digest)
+        if on_written is not None:
+            on_written(tensor, copied.digest)
         return copied
 
     with (
@@ -561,7 +498,7 @@ def copy_all(
                 gpu = next((each.device for each in bucket if each.is_cuda), None)
                 if gpu is not None:
                     _make_ready(content, n_copiers, gpu)
-            judgements += _copied_and_judged(partial(copiers.map, copy), places, bucket, is_left)
+            judgements += _copied_and_judged(partial(copiers.map, copy), places, bucket)
             del bucket  # or it would be held while the next one is gathered
     return Copied(judgements, gpu)
 
@@ -570,7 +507,6 @@ def _copied_and_judged(
     begin: Callable[[list[Tensor], list[torch.Tensor]], Iterator[_Copy]],
     places: Sequence[Tensor],
     bucket: Sequence[torch.Tensor],
-    is_left: Callable[[Tensor, torch.Tensor], bool],
 ) -> list[Judgement]:
     """Judgements in the bucket's order; `begin` has others copy, while GPUs judge."""
     # The largest first, or others would wait for it alone.
@@ -578,34 +514,8 @@ def _copied_and_judged(
     copying = begin([places[i] for i in order], [bucket[i] for i in order])
     dtypes = [TORCH_DTYPES[each.dtype] for each in places]
     on_gpu = _queue_ranges(bucket, dtypes)
-    left = [i for i, place in enumerate(places) if is_left(place, bucket[i])]
-    checksums = dict(zip(left, _checksums([bucket[i] for i in left]), strict=True))
     copies = dict(zip(order, copying, strict=True))
-    return _judged([copies[i] for i in range(len(bucket))], bucket, dtypes, on_gpu, checksums)
-
-
-def has_checksum(tensor: Tensor, value: torch.Tensor) -> bool:
-    """Whether a checksum can be made of the trainer's memory, and is worth it.
-
-    It needs the bytes as they are published, and words where torch can see some: views into a flat
-    buffer may begin anywhere.
-    """
-    is_lazy = value.is_conj() or value.is_neg()
-    is_as_published = value.dtype == TORCH_DTYPES[tensor.dtype] and value.is_contiguous()
-    starts = (value.data_ptr(), value.storage_offset() * value.element_size())
-    is_aligned = not any(start % WORD_BYTES for start in starts)
-    is_large = tensor.size_bytes >= MIN_LEFT_BYTES
-    return is_large and is_as_published and is_aligned and not is_lazy
-
-
-def _checksums(tensors: Sequence[torch.Tensor]) -> list[int]:
-    """Of contiguous tensors, each made where it lies."""
-    found: dict[int, int] = {}
-    for device in {each.device for each in tensors}:
-        places = [i for i, each in enumerate(tensors) if each.device == device]
-        raws = [tensors[i].view(-1).view(torch.uint8) for i in places]
-        found |= zip(places, checksums_of(raws), strict=True)
-    return [found[i] for i in range(len(tensors))]
+    return _judged([copies[i] for i in range(len(bucket))], bucket, dtypes, on_gpu)
 
 
 def _make_ready(content: Bytes, n_copiers: int, gpu: torch.device) -> None:

@@ -8,12 +8,11 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
-from rolloutbus.bus.weights.manifest import Sums, check_tensors
+from rolloutbus.bus.weights.manifest import check_tensors
 from rolloutbus.bus.wire.messages.endings import Done, Problem, bad_request
 from rolloutbus.bus.wire.messages.membership import Intent
 from rolloutbus.bus.wire.messages.weights import (
     DeltaPart,
-    DigestTensors,
     Manifest,
     PullChunk,
     PullDelta,
@@ -27,7 +26,6 @@ from rolloutbus.bus.wire.messages.weights import (
     Settled,
     SettleVersion,
     Tensor,
-    TensorDigests,
     VerifyTensors,
     VersionRestored,
 )
@@ -39,7 +37,6 @@ from rolloutbus.trainer_adapter.store.effects import (
     Freeze,
     MakeAhead,
     Persist,
-    ReadTensors,
     Release,
     SendSegmentChunk,
     StoreAnswer,
@@ -62,13 +59,7 @@ from rolloutbus.trainer_adapter.store.versions import (
 )
 
 MemberCommand = (
-    ReserveVersion
-    | VerifyTensors
-    | DigestTensors
-    | SealVersion
-    | RestoreVersion
-    | SettleVersion
-    | RecordCommit
+    ReserveVersion | VerifyTensors | SealVersion | RestoreVersion | SettleVersion | RecordCommit
 )
 """Comes through the router."""
 BulkRequest = PullManifest | PullDelta | PullChunk | PushChunk
@@ -111,8 +102,6 @@ class StoreCore:
                 return self._reserve(asker, command, now)
             case VerifyTensors():
                 return self._verify_early(asker, command, now)
-            case DigestTensors():
-                return self._digest(asker, command, now)
             case SealVersion():
                 return self._seal(asker, command, now)
             case RestoreVersion():
@@ -182,24 +171,6 @@ class StoreCore:
             return [Verify(key, stored.segment, stored.to_verify())]
         return _read_early(stored)
 
-    def is_to_be_read(self, ask: ReadTensors) -> bool:
-        """Whether the version is still being written; any thread may ask."""
-        stored = self._table.by_key.get(ask.key)
-        return stored is not None and stored.state == "reserved"
-
-    def tensors_read(self, ask: ReadTensors, sums: Sequence[Sums], now: float) -> list[StoreEffect]:
-        """Digests and checksums of what was to be read; too few if the version has gone by then."""
-        stored = self._table.by_key.get(ask.key)
-        if stored is None or len(sums) < len(ask.tensors):
-            return [StoreAnswer(ask.asker, "refused", problems.unavailable(*ask.key))]
-        if stored.state == "reserved":
-            stored.used_at = now
-            if not stored.is_pushed:
-                found = zip(ask.tensors, sums, strict=True)
-                stored.found |= {number: each.digest for (number, _), each in found}
-        body = TensorDigests([each.digest for each in sums], [each.checksum for each in sums])
-        return [StoreAnswer(ask.asker, "finished", body)]
-
     def delta_made(
         self, key: DeltaKey, parts: Sequence[DeltaPart] | None, size_bytes: int, now: float
     ) -> list[StoreEffect]:
@@ -240,39 +211,20 @@ class StoreCore:
 
     def _verify_early(self, asker: Asker, ask: VerifyTensors, now: float) -> list[StoreEffect]:
         """Answers at once: what is found out concerns the seal alone."""
-        stored = self._being_written(ask)
-        if isinstance(stored, Problem):
-            return [StoreAnswer(asker, "refused", stored)]
+        stored = self._table.by_key.get((ask.policy, ask.version))
+        if stored is None or stored.state != "reserved":
+            return [StoreAnswer(asker, "refused", problems.unavailable(ask.policy, ask.version))]
         if len(ask.digests) != len(ask.numbers):
             message = f"{len(ask.digests)} digests for {len(ask.numbers)} tensors"
             return [StoreAnswer(asker, "refused", bad_request("digests", message))]
+        n_tensors = len(stored.tensors)
+        if any(number >= n_tensors for number in ask.numbers):
+            message = f"there is no tensor {max(ask.numbers)}: the version has {n_tensors}"
+            return [StoreAnswer(asker, "refused", bad_request("numbers", message))]
         stored.used_at = now
         if not stored.is_pushed:
             stored.told |= dict(zip(ask.numbers, ask.digests, strict=True))
         return [StoreAnswer(asker, "finished", Done()), *_read_early(stored)]
-
-    def _digest(self, asker: Asker, ask: DigestTensors, now: float) -> list[StoreEffect]:
-        """Answers when they have been read."""
-        stored = self._being_written(ask)
-        if isinstance(stored, Problem):
-            return [StoreAnswer(asker, "refused", stored)]
-        if len({*ask.numbers}) < len(ask.numbers):
-            message = "a tensor is named more than once"
-            return [StoreAnswer(asker, "refused", bad_request("numbers", message))]
-        stored.used_at = now
-        tensors = [(number, stored.tensors[number]) for number in ask.numbers]
-        return [ReadTensors(asker, stored.key, stored.segment, tensors)]
-
-    def _being_written(self, ask: VerifyTensors | DigestTensors) -> StoredVersion | Problem:
-        """The version, if all tensors that are asked about are in it, and it is not sealed yet."""
-        stored = self._table.by_key.get((ask.policy, ask.version))
-        if stored is None or stored.state != "reserved":
-            return problems.unavailable(ask.policy, ask.version)
-        n_tensors = len(stored.tensors)
-        if any(number >= n_tensors for number in ask.numbers):
-            message = f"there is no tensor {max(ask.numbers)}: the version has {n_tensors}"
-            return bad_request("numbers", message)
-        return stored
 
     def _seal(self, asker: Asker, ask: SealVersion, now: float) -> list[StoreEffect]:
         stored = self._table.by_key.get((ask.policy, ask.version))

@@ -12,8 +12,8 @@ import msgspec
 from rolloutbus.bus.actor.loop import Clock
 from rolloutbus.bus.actor.process import complain, warn
 from rolloutbus.bus.weights import weight_delta as delta
-from rolloutbus.bus.weights.manifest import Bytes, Sums, bytes_of, sums_of
-from rolloutbus.bus.weights.side_by_side import first_mismatch, n_threads, side_by_side
+from rolloutbus.bus.weights.manifest import Bytes
+from rolloutbus.bus.weights.side_by_side import first_mismatch
 from rolloutbus.bus.wire.messages.endings import Done
 from rolloutbus.bus.wire.messages.weights import Chunk
 from rolloutbus.trainer_adapter.store import problems
@@ -26,7 +26,6 @@ from rolloutbus.trainer_adapter.store.effects import (
     MakeAhead,
     MakeDelta,
     Persist,
-    ReadTensors,
     Release,
     RemoveFiles,
     SendDeltaChunk,
@@ -79,7 +78,6 @@ class EffectRunner:
         """Of files, waiting ones too."""
         self._is_leaving = False
         self._is_closed = False
-        self._reading = asyncio.Lock()
         # One thread: appends to the ledger keep their order, and the pool needs no lock.
         self._disk = ThreadPoolExecutor(1, "store-disk")
         # Another one, in which minutes may go by.
@@ -167,8 +165,6 @@ class EffectRunner:
                 self._answer(asker, "finished", Done())
             case VerifyEarly():
                 self._begin(self._verify_early(effect))
-            case ReadTensors():
-                self._begin(self._read_tensors(effect))
             case MakeAhead(size_bytes):
                 self._begin(self._make_ahead(size_bytes))
             case MakeDelta():
@@ -212,30 +208,10 @@ class EffectRunner:
 
     async def _verify_early(self, ask: VerifyEarly) -> None:
         content = self._contents.pool.content(ask.segment)
-        n = max(1, n_threads() // 2)  # the trainer copies meanwhile
-        wrong = await asyncio.to_thread(first_mismatch, content, [*ask.tensors.values()], n=n)
+        wrong = await asyncio.to_thread(first_mismatch, content, [*ask.tensors.values()])
         if self._is_leaving:
             return
         self.run(self._core.verified_early(ask.key, ask.tensors, is_right=wrong is None))
-
-    async def _read_tensors(self, ask: ReadTensors) -> None:
-        async with self._reading:
-            sums = (
-                await asyncio.to_thread(self._sums_of, ask) if self._core.is_to_be_read(ask) else ()
-            )
-        if not self._is_leaving:
-            self.run(self._core.tensors_read(ask, sums, self._clock.now()))
-
-    def _sums_of(self, ask: ReadTensors) -> list[Sums]:
-        """Read the tensors and return their sums; fewer, if meanwhile nobody wants them."""
-        content = self._contents.pool.content(ask.segment)
-        places = [bytes_of(content, tensor) for _, tensor in ask.tensors]
-        sums: list[Sums] = []
-        for each in side_by_side(sums_of, places, sum(map(len, places))):
-            sums.append(each)
-            if self._is_leaving or not self._core.is_to_be_read(ask):
-                break
-        return sums
 
     async def _make_ahead(self, size_bytes: int) -> None:
         # Bit by bit: what is to be written down meanwhile must not wait.

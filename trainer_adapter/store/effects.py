@@ -54,20 +54,6 @@ class VerifyEarly:
     """By their places in the manifest."""
 
 
-@dataclass(frozen=True, slots=True)
-class ReadTensors:
-    """Digest these tensors while others are written.
-
-    Runs beside everything else, one after another, and reports `tensors_read`.
-    """
-
-    asker: Asker
-    key: VersionKey
-    segment: str
-    tensors: list[tuple[int, Tensor]]
-    """With their places in the manifest."""
-
-
 class Freeze(NamedTuple):
     """The segment is written: let readers pin it."""
 
@@ -153,7 +139,6 @@ StoreEffect = (
     | Allocate
     | Verify
     | VerifyEarly
-    | ReadTensors
     | Freeze
     | Release
     | MakeAhead

@@ -111,27 +111,6 @@ class VerifyTensors(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """xxh3-64 of each of them."""
 
 
-class DigestTensors(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Trainer to store: these tensors are written; read them, and say what they are.
-
-    Whoever has asked does not write them again.
-    """
-
-    policy: Short
-    version: Natural
-    numbers: Annotated[list[Natural], msgspec.Meta(max_length=MAX_TENSORS)]
-    """Places in the manifest."""
-
-
-class TensorDigests(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What the store found, in the order of the question."""
-
-    digests: Digests
-    """xxh3-64 of each."""
-    checksums: Digests
-    """Checksum of each, which a GPU that holds the tensor can compute, too."""
-
-
 class SealVersion(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Trainer to store: all bytes are written; verify these digests and freeze the version."""
 

@@ -1,13 +1,12 @@
-"""When the store is told of tensors that are written, so that it reads them meanwhile."""
+"""When the store is told of tensors that are written, so that it verifies them meanwhile."""
 
 import asyncio
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from rolloutbus.bus.weights.manifest import Sums, lay_out
+from rolloutbus.bus.weights.manifest import lay_out
 from rolloutbus.bus.wire.errors import PeerLost
-from rolloutbus.bus.wire.messages.weights import TensorDigests
 from rolloutbus.trainer_adapter.publisher.early_verification import (
     PART_BYTES,
     PARTS,
@@ -31,14 +30,10 @@ class Told:
             raise self._error
 
 
-async def reads_nothing(_numbers: list[int]) -> TensorDigests:
-    raise AssertionError("all have digests")
-
-
 async def write(n_tensors: int, told: Told) -> EarlyVerification:
     """So many halves are written, by a thread; the digest of each is ten times its place."""
     layout = lay_out((f"t{number}", "F32", HALF) for number in range(n_tensors))
-    early = EarlyVerification(layout, told, reads_nothing)
+    early = EarlyVerification(layout, told)
 
     def write_all() -> None:
         for number, tensor in enumerate(layout):
@@ -98,50 +93,9 @@ async def test_nobody_waits_for_answers_once_it_is_closed(
 async def test_the_store_is_not_told_after_it_is_closed() -> None:
     told = Told()
     layout = lay_out([("t0", "F32", HALF), ("t1", "F32", HALF)])
-    early = EarlyVerification(layout, told, reads_nothing)
+    early = EarlyVerification(layout, told)
     for tensor in layout:
         early.written(tensor, 0)
     early.close()  # the loop has not come to tell of it
     await asyncio.sleep(0)
     assert not told.parts
-
-
-async def test_the_store_digests_what_has_no_digest_in_parts_and_the_rest_when_all_is_written() -> (
-    None
-):
-    layout = lay_out((f"t{number}", "F32", HALF) for number in range(4))
-    told, asked = Told(), asyncio.Queue[list[int]]()
-
-    async def digest(numbers: list[int]) -> TensorDigests:
-        asked.put_nowait(numbers)
-        return TensorDigests([10 * each for each in numbers], [100 * each for each in numbers])
-
-    early = EarlyVerification(layout, told, digest)
-    for number, tensor in enumerate(layout):
-        early.written(tensor, None if number else 7)
-    assert await asyncio.wait_for(asked.get(), 10.0) == [1, 2]
-
-    assert await early.found() == {each: Sums(10 * each, 100 * each) for each in (1, 2, 3)}
-
-    assert await asyncio.wait_for(asked.get(), 10.0) == [3]
-    assert asked.empty()
-    assert not told.parts
-
-
-async def test_what_the_store_does_not_answer_for_is_missing() -> None:
-    layout = lay_out((f"t{number}", "F32", HALF) for number in range(5))
-    failed = asyncio.Event()
-
-    async def digest(numbers: list[int]) -> TensorDigests:
-        if 0 in numbers:
-            failed.set()
-            raise PeerLost("gone", outcome="unknown")
-        if 2 in numbers:
-            return TensorDigests([1], [2])  # too few
-        return TensorDigests([1] * len(numbers), [2] * len(numbers))
-
-    early = EarlyVerification(layout, Told(), digest)
-    for tensor in layout:
-        early.written(tensor, None)
-    await asyncio.wait_for(failed.wait(), 10.0)
-    assert await early.found() == {4: Sums(1, 2)}

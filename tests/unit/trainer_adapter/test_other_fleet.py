@@ -20,7 +20,6 @@ from rolloutbus.bus.wire.messages.generation import (
 )
 from rolloutbus.bus.wire.messages.membership import Lease, Members, Welcome
 from rolloutbus.bus.wire.messages.weights import (
-    DigestTensors,
     PublishVersion,
     ReserveVersion,
     RestoreVersion,
@@ -240,7 +239,6 @@ def test_a_turn_of_a_session_does_not_go_on_at_another_fleet(bench: Bench) -> No
     [
         ("reserve_version", ReserveVersion("default", []), "store"),
         ("verify_tensors", VerifyTensors("default", 7, [0], [1]), "store"),
-        ("digest_tensors", DigestTensors("default", 7, [0]), "store"),
         ("seal_version", SealVersion("default", 7, []), "store"),
         ("settle_version", SettleVersion("default", 7), "store"),
         ("restore_version", RestoreVersion("default", 7), "store"),

@@ -4,12 +4,10 @@ import asyncio
 from collections.abc import AsyncGenerator, Callable, Sequence
 from typing import cast
 
-import numpy as np
 import pytest
 
 from rolloutbus.bus.actor.ref import ActorRef, Command
-from rolloutbus.bus.weights.manifest import bytes_of, checksum, digest_of, lay_out, total_bytes
-from rolloutbus.bus.wire.errors import EngineFailed, OtherFleet
+from rolloutbus.bus.wire.errors import OtherFleet
 from rolloutbus.bus.wire.messages.membership import Member, Members, Welcome
 from rolloutbus.bus.wire.messages.weights import (
     RestoreVersion,
@@ -23,13 +21,10 @@ from rolloutbus.trainer_adapter.client.core.effects import Result
 from rolloutbus.trainer_adapter.client.core.link import Upstream
 from rolloutbus.trainer_adapter.client.core.requests import Ask
 from rolloutbus.trainer_adapter.client.core.results import Delta, FleetResult
-from rolloutbus.trainer_adapter.publisher.publication import Policy, Publication, digested
+from rolloutbus.trainer_adapter.publisher.publication import Policy, Publication
 from rolloutbus.trainer_adapter.publisher.transfer import UpdateOptions
-from rolloutbus.trainer_adapter.publisher.weight_writer import Judgement, Soundness, WeightWriter
+from rolloutbus.trainer_adapter.publisher.weight_writer import Soundness, WeightWriter
 from tests.unit.trainer_adapter.bench import Bench
-
-FINE = Judgement(None, is_finite=True, is_zero=False)
-"""Of a tensor that was copied by a GPU."""
 
 
 class Trainer:
@@ -174,21 +169,3 @@ async def test_an_update_that_the_fleets_end_cuts_off_is_told_as_such(
         with pytest.raises(OtherFleet):
             await publishing
     assert trainer.asked == ["restore_version", "publish_version"]
-
-
-async def test_a_tensor_that_is_not_in_the_store_as_the_trainer_has_it_is_named(seed: int) -> None:
-    layout = lay_out([("a", "U8", (64,)), ("b", "U8", (640,))])
-    content = np.random.default_rng(seed).integers(0, 256, total_bytes(layout), np.uint8)
-    trainers = [content.copy() for _ in layout]
-    judgements = [
-        FINE._replace(checksum=checksum(bytes_of(trainer, tensor)))
-        for trainer, tensor in zip(trainers, layout, strict=True)
-    ]
-
-    complete = await digested(content, layout, judgements, None)
-
-    assert [each.digest for each in complete] == [digest_of(bytes_of(content, t)) for t in layout]
-    bytes_of(content, layout[1])[17] ^= 1
-    with pytest.raises(EngineFailed, match="changed") as caught:
-        await digested(content, layout, judgements, None)
-    assert (caught.value.code, caught.value.field) == ("digest_mismatch", "tensors.b")

@@ -13,14 +13,7 @@ from rolloutbus.trainer_adapter.client.core.requests import Ask, OpenRequest
 READ_ONLY = frozenset({"abort", "status"})
 """Commands that a client may send before the router has named its fleet."""
 OF_WHAT_WAS_BEGUN = frozenset(
-    {
-        "attach",
-        "verify_tensors",
-        "digest_tensors",
-        "seal_version",
-        "publish_version",
-        "settle_version",
-    }
+    {"attach", "verify_tensors", "seal_version", "publish_version", "settle_version"}
 )
 """Commands that name a request or a version that a fleet gave a number to."""
 

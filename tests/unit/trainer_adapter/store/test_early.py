@@ -2,25 +2,16 @@
 
 import pytest
 
-from rolloutbus.bus.weights.manifest import Sums
 from rolloutbus.bus.wire.messages.endings import Done, Problem
 from rolloutbus.bus.wire.messages.weights import (
-    DigestTensors,
     PushChunk,
     ReserveVersion,
     SealVersion,
     Settled,
     SettleVersion,
-    TensorDigests,
     VerifyTensors,
 )
-from rolloutbus.trainer_adapter.store.effects import (
-    ReadTensors,
-    StoreAnswer,
-    StoreEffect,
-    Verify,
-    VerifyEarly,
-)
+from rolloutbus.trainer_adapter.store.effects import StoreAnswer, StoreEffect, Verify, VerifyEarly
 from tests.unit.trainer_adapter.store.harness import (
     DIGESTS,
     TENSORS,
@@ -143,66 +134,3 @@ def test_nothing_is_verified_early_of_a_version_that_is_not_being_written() -> N
     for version in (sealed, sealed + 1):
         ask = VerifyTensors("default", version, [0], [11])
         assert code_of(store.say(ask)) == "version_unavailable"
-
-
-def reading_of(effects: list[StoreEffect]) -> ReadTensors:
-    (reading,) = [each for each in effects if isinstance(each, ReadTensors)]
-    return reading
-
-
-def test_what_the_store_has_digested_is_not_read_again_by_the_seal(store: StoreCoreHarness) -> None:
-    effects = store.say(DigestTensors("default", 1, [1]))
-    reading = reading_of(effects)
-    assert not [each for each in effects if isinstance(each, StoreAnswer)]  # it is not read yet
-    assert [(number, each.name) for number, each in reading.tensors] == [(1, "b")]
-
-    answer = answer_of(store.core.tensors_read(reading, [Sums(DIGESTS[1], 5)], store.now))
-
-    assert answer == TensorDigests([DIGESTS[1]], [5])
-    assert verified_by_the_seal(store.say(SealVersion("default", 1, DIGESTS))) == ["a"]
-
-
-def test_the_seal_reads_what_was_digested_if_the_trainer_says_otherwise(
-    store: StoreCoreHarness,
-) -> None:
-    reading = reading_of(store.say(DigestTensors("default", 1, [0, 1])))
-    store.core.tensors_read(reading, [Sums(11, 0), Sums(99, 0)], store.now)
-    assert verified_by_the_seal(store.say(SealVersion("default", 1, DIGESTS))) == ["b"]
-
-
-def test_the_seal_reads_what_was_digested_before_bytes_were_pushed(
-    store: StoreCoreHarness,
-) -> None:
-    reading = reading_of(store.say(DigestTensors("default", 1, [0])))
-    store.say(PushChunk("default", 1, 0, b"x"), by_bulk=True)
-    store.core.tensors_read(reading, [Sums(11, 0)], store.now)
-    assert verified_by_the_seal(store.say(SealVersion("default", 1, DIGESTS))) == ["a", "b"]
-
-
-def test_who_has_a_version_digested_that_is_given_up_meanwhile_is_told(
-    store: StoreCoreHarness,
-) -> None:
-    reading = reading_of(store.say(DigestTensors("default", 1, [0])))
-    assert store.core.is_to_be_read(reading)
-    store.say(SettleVersion("default", 1))
-    assert not store.core.is_to_be_read(reading)
-    assert code_of(store.core.tensors_read(reading, [], store.now)) == "version_unavailable"
-
-
-def test_tensors_that_there_are_none_of_are_not_digested(store: StoreCoreHarness) -> None:
-    for numbers in ([2], [0, 1, 0]):
-        problem = answer_of(store.say(DigestTensors("default", 1, numbers)))
-        assert isinstance(problem, Problem)
-        assert (problem.code, problem.field) == ("bad_request", "numbers")
-    store.say(SealVersion("default", 1, DIGESTS))
-    for version in (1, 2):
-        assert code_of(store.say(DigestTensors("default", version, [0]))) == "version_unavailable"
-
-
-def test_a_version_whose_digests_took_long_is_not_given_up_for_it(store: StoreCoreHarness) -> None:
-    reading = reading_of(store.say(DigestTensors("default", 1, [0])))
-    store.now += store.settings.reservation_s - 1.0
-    store.core.tensors_read(reading, [Sums(11, 0)], store.now)
-    store.now += store.settings.reservation_s - 1.0
-    store.settle(store.core.tick(store.now))
-    assert answer_of(store.say(SealVersion("default", 1, DIGESTS))) == Done()
