@@ -127,8 +127,7 @@ def _from_gpu(source: torch.Tensor, target: torch.Tensor) -> Iterator[torch.Tens
 
     Where `target` is page-locked the GPU writes there, elsewhere into a pinned buffer.
     """
-    # Bytes are copied: what torch has only noted as conjugate or negated has to be made.
-    flat = source.resolve_conj().resolve_neg().contiguous().view(-1)
+    flat = _flat(source)
     stream = torch.cuda.Stream(source.device)
     stream.wait_stream(torch.cuda.current_stream(source.device))
     if source.dtype == target.dtype and _copied_at_once(flat, target, stream):
@@ -178,6 +177,11 @@ def _copied_at_once(flat: torch.Tensor, target: torch.Tensor, stream: torch.cuda
     return True
 
 
+def _flat(source: torch.Tensor) -> torch.Tensor:
+    """All elements in 1-D, as bytes say them: torch may only have noted that they are conjugate."""
+    return source.resolve_conj().resolve_neg().contiguous().view(-1)
+
+
 def _places(target: torch.Tensor) -> Iterator[tuple[int, int]]:
     """(first element, end) of the pieces that are copied at once."""
     for start, stop in cut(target.data_ptr(), target.nbytes, PINNED_BYTES):
@@ -218,7 +222,7 @@ def _queue_ranges(
 
 def _range_on_gpu(source: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     """Ends of a whole tensor as `dtype`, where it lies; parts of it are cast at a time."""
-    flat = source.contiguous().view(-1)
+    flat = _flat(source)
     is_read_as_it_is = source.dtype == dtype and dtype.itemsize > 1
     n_elements = len(flat) if is_read_as_it_is else PINNED_BYTES // dtype.itemsize
     found: list[torch.Tensor] = []
