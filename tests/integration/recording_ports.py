@@ -140,6 +140,8 @@ async def sample_until_both_received(
     async with asyncio.timeout(DEADLINE_S):
         # A subscription takes effect some time after it is made.
         while not recorded.receives_tap or min(len(recorded.workers), len(own.workers)) < n_workers:
+            # A router that has just started knows none of them.
+            await own.until(lambda: len(client.connection.members) >= n_workers)
             for each in client.connection.members:
                 await sample(each.name)
         served = {name: (await sample(name)).rid for name in own.workers}
