@@ -8,11 +8,11 @@ bytes. Everything acts on the thread's current device.
 import ctypes
 import fcntl
 import os
-import re
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 import msgspec
 
@@ -99,6 +99,8 @@ HANDLE_BYTES = 64
 BLOCK_BYTES = 2 << 20
 """Allocations are multiples of this: a smaller one would share its block with its neighbours."""
 _MAPS = Path("/proc/self/maps")
+_MAPS_COLUMNS = 6
+LibraryT = TypeVar("LibraryT", bound=ctypes.CDLL)
 _PEER_ACCESS = 1
 _FOR_ALL_GPUS = 1
 _RELAXED = 2
@@ -140,8 +142,8 @@ class CudaMemory:
 
     def __init__(self) -> None:
         """Raises CudaError where no CUDA runtime is loaded: import torch first."""
-        self._runtime = ctypes.CDLL(_loaded("libcudart"))
-        self._driver = ctypes.CDLL(_loaded("libcuda"))
+        self._runtime = _loaded("libcudart", ctypes.CDLL)
+        self._driver = _loaded("libcuda", ctypes.CDLL)
         self._runtime.cudaGetErrorString.restype = ctypes.c_char_p
         pointer, result = ctypes.c_void_p, ctypes.POINTER(ctypes.c_void_p)
         self._runtime.cudaMalloc.argtypes = (result, ctypes.c_size_t)
@@ -235,7 +237,7 @@ class LockedCopies:
 
     def __init__(self) -> None:
         """Raises CudaError where no CUDA runtime is loaded: import torch first."""
-        self._runtime = ctypes.PyDLL(_loaded("libcudart"))
+        self._runtime = _loaded("libcudart", ctypes.PyDLL)
         pointer, size = ctypes.c_void_p, ctypes.c_size_t
         self._runtime.cudaMemcpyAsync.argtypes = (pointer, pointer, size, ctypes.c_int, pointer)
         self._runtime.cudaPointerGetAttributes.argtypes = (pointer, pointer)
@@ -275,12 +277,26 @@ def locked_copies() -> LockedCopies | None:
         return None
 
 
-def _loaded(name: str) -> str:
-    """Path of a shared library that is part of this process already."""
-    found = re.search(rf"/\S*/{name}\.so[^\s/]*", _MAPS.read_text())
-    if found is None:
-        raise CudaError(f"{name} is not loaded in this process")
-    return found.group()
+def loaded_path(name: str) -> str:
+    """Path of a shared library that is part of this process already; it may hold spaces.
+
+    Raises:
+        CudaError: there is none of that name.
+    """
+    for line in _MAPS.read_text(errors="surrogateescape").splitlines():
+        *_, path = line.split(maxsplit=_MAPS_COLUMNS - 1)
+        if Path(path).name.startswith(f"{name}.so"):
+            return path
+    raise CudaError(f"{name} is not loaded in this process")
+
+
+def _loaded(name: str, load: Callable[[str], LibraryT]) -> LibraryT:
+    path = loaded_path(name)
+    try:
+        return load(path)
+    except OSError as error:
+        # It was replaced while this process runs.
+        raise CudaError(f"{path} cannot be loaded: {error}") from error
 
 
 # Spec: docs/protocol.md, "Bucket".
@@ -299,7 +315,7 @@ class CudaHandle(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fi
     memory: Annotated[bytes, msgspec.Meta(min_length=HANDLE_BYTES, max_length=HANDLE_BYTES)]
     """For `CudaMemory.open`."""
     pid: _Number
-    """Of the owner; with `loan` the name of its `bus.weights.loans.Loan`."""
+    """Of the owner; with `loan` the name of its `Loan`."""
     loan: _Number
 
     def pack(self) -> bytes:

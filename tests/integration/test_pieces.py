@@ -85,6 +85,33 @@ async def test_tensors_are_cast_renamed_left_out_and_stripped_of_wrappers(
         assert [*await harness.digests_kept(version)] == ["model.w1", "model.w2", "model.w3"]
 
 
+async def test_names_that_look_like_a_wrappers_are_those_that_rename_gave(
+    tmp_path: Path, seed: int
+) -> None:
+    model = weights(seed)
+    async with store_harness(tmp_path) as harness:
+        publisher = WeightPublisher(harness, rename=lambda name: f"module.{name}")
+        async with publisher.begin(layout=layout_of(model), deadline_s=DEADLINE_S) as update:
+            for name, each in model.items():
+                await update.put(name, each)
+        assert update.published is not None
+        kept = await harness.digests_kept(update.published.version)
+        assert kept == {f"module.{name}": digest for name, digest in digests_of(model).items()}
+
+
+async def test_a_tensor_has_the_dtype_of_the_layout_whatever_others_are_cast_to(
+    tmp_path: Path, seed: int
+) -> None:
+    model = weights(seed)
+    async with store_harness(tmp_path) as harness:
+        publisher = WeightPublisher(harness, dtype=torch.bfloat16)
+        async with publisher.begin(layout=layout_of(model), deadline_s=DEADLINE_S) as update:
+            for name, each in model.items():
+                await update.put(name, each)
+        assert update.published is not None
+        assert await harness.digests_kept(update.published.version) == digests_of(model)
+
+
 Put = Callable[[PublisherUpdate, Weights], Awaitable[None]]
 
 

@@ -375,6 +375,38 @@ async def test_cancel_before_its_turn_publishes_nothing(tmp_path: Path, seed: in
         assert [(await first).version, (await third).version] == [1, 2]
 
 
+async def test_a_deadline_before_its_turn_publishes_nothing(tmp_path: Path, seed: int) -> None:
+    async with store_harness(tmp_path) as harness:
+        publisher = WeightPublisher(harness)
+        async with publisher.begin(deadline_s=DEADLINE_S) as update:
+            with pytest.raises(DeadlineExceeded, match="the update before has not ended") as caught:
+                await publisher.publish(weights(seed), deadline_s=0.01)
+            assert caught.value.outcome == "not_started"
+            with pytest.raises(DeadlineExceeded, match="the update before has not ended"):
+                await publisher.publish_lora("a", {}, alpha=1.0, deadline_s=0.01)
+            with pytest.raises(DeadlineExceeded, match="ask again"):
+                await publisher.outcome(deadline_s=0.01)
+            await update.put_all(weights(seed))
+        assert harness.asked.count("reserve_version") == 1
+
+
+async def test_memory_is_given_back_when_the_version_that_uses_it_has_come_through(
+    tmp_path: Path, seed: int
+) -> None:
+    async with store_harness(tmp_path) as harness:
+        harness.updates.decides.clear()
+        offering = CollectiveOffering()
+        publisher = WeightPublisher(harness)
+        publisher.offer("collective", offering)
+        handle = publisher.start(weights(seed), transport="collective", deadline_s=DEADLINE_S)
+        await handle.copied()
+        publisher.forget()
+        assert offering.held_bytes > 0
+        harness.updates.decides.set()
+        await handle
+        assert offering.held_bytes == 0
+
+
 async def test_cancel_before_the_commit_is_recorded_ends_the_update(
     tmp_path: Path, seed: int
 ) -> None:
@@ -665,7 +697,7 @@ async def test_a_store_that_dies_while_it_is_written_to_is_blamed_by_its_name(
         await harness.kill()
         await harness.start()
         slow.go.set()
-        with pytest.raises(PeerLost, match="started again while version 1 was written") as caught:
+        with pytest.raises(PeerLost, match="lost version 1 while it was written") as caught:
             await handle
         assert caught.value.outcome == "not_started"
         assert (await publisher.publish(weights(seed), deadline_s=DEADLINE_S)).version > 1

@@ -9,6 +9,7 @@ import logging
 import socket
 from collections.abc import Sequence
 from datetime import timedelta
+from functools import partial
 from typing import Literal
 
 import torch
@@ -43,6 +44,7 @@ from rolloutbus.trainer_adapter.publisher.offering import (
     spans_of,
 )
 from rolloutbus.trainer_adapter.publisher.tensor_source import QueuedWork
+from rolloutbus.trainer_adapter.publisher.weight_writer import in_thread
 
 _LOOK_S = 0.005
 """Pause between two looks at keys that workers write; a look costs microseconds here."""
@@ -182,6 +184,11 @@ class CollectiveOffering:
         self.problem = ""
         """Why some worker did not get the last version this way; empty if all workers got it."""
 
+    @property
+    def held_bytes(self) -> int:
+        """Memory that is held for versions."""
+        return sum(len(each) for each in self._pieces)
+
     async def prepare(
         self, layout: Sequence[Tensor], tensors: Sequence[torch.Tensor]
     ) -> list[Offer]:
@@ -193,7 +200,8 @@ class CollectiveOffering:
         self._device, self.problem = device, "no worker has asked for it"
         queued = QueuedWork(tensors)
         try:
-            buckets = await asyncio.to_thread(self._copy, layout, tensors, queued)
+            # To its end: it would go on alone, and into the next version.
+            buckets = await in_thread(partial(self._copy, layout, tensors, queued))
         except torch.OutOfMemoryError as error:
             self.forget()
             self.problem = f"no room for a copy of the weights: {first_line(error)}"

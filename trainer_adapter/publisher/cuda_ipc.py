@@ -3,9 +3,9 @@
 Spec: docs/protocol.md, "Transports".
 """
 
-import asyncio
 import logging
 from collections.abc import Sequence
+from functools import partial
 
 import torch
 
@@ -22,6 +22,7 @@ from rolloutbus.trainer_adapter.publisher.offering import (
     spans_of,
 )
 from rolloutbus.trainer_adapter.publisher.tensor_source import QueuedWork
+from rolloutbus.trainer_adapter.publisher.weight_writer import in_thread
 
 BUCKET_BYTES = 2 << 30
 _log = logging.getLogger(__name__)
@@ -82,7 +83,8 @@ class CudaIpcOffering:
             return []
         queued = QueuedWork(tensors)
         try:
-            buckets = await asyncio.to_thread(self._copy, layout, tensors, device, queued)
+            # To its end: it would go on alone, and into the next version.
+            buckets = await in_thread(partial(self._copy, layout, tensors, device, queued))
         except (CudaError, torch.OutOfMemoryError) as error:
             self.forget()
             _log.warning("no copy of the weights on the GPU for its workers: %s", first_line(error))

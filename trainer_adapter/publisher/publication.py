@@ -220,8 +220,9 @@ class Publication:
             if error.code != "version_unavailable":
                 raise
             raise PeerLost(
-                f"the store was started again while version {self.log.latest.version} was written, "
-                "and lost it; nothing was published: publish again",
+                f"the store lost version {self.log.latest.version} while it was written, as it was "
+                "started again or had heard nothing of it for minutes; nothing was published: "
+                "publish again",
                 outcome="not_started",
             ) from error
 
@@ -388,8 +389,9 @@ class Publication:
         offering = asyncio.ensure_future(self._offer_held(layout, source))
         try:
             room = self.room(reserved, layout)
-            early = self.early(reserved, layout).written if room.is_in_store else None
-            written = await policy.writer.copy(room, layout, source, watch, early)
+            early = self.early(reserved, layout)
+            on_written = early.written if room.is_in_store else None
+            written = await policy.writer.copy(room, layout, source, watch, on_written)
         finally:
             await ended(offering)  # it reads tensors that may change after this
         offering.result()
@@ -414,7 +416,7 @@ class Publication:
         return reserved
 
     def early(self, reserved: Reserved, layout: list[Tensor]) -> EarlyVerification:
-        """What tells the store of tensors that are in its segment, until this publication ends."""
+        """What tells the store of what is written, until this publication ends."""
         store, policy = self._policy.client.ref(STORE), self._policy.name
 
         async def tell(numbers: list[int], digests: list[int]) -> None:

@@ -43,8 +43,10 @@ from rolloutbus.trainer_adapter.publisher.tensor_source import (
     StreamedTensors,
     Tensors,
     are_held,
+    as_published,
     planned_tensors,
     published_name,
+    require_castable,
     require_tensors,
 )
 from rolloutbus.trainer_adapter.publisher.transfer import (
@@ -124,7 +126,7 @@ class PublisherUpdate:
         if published is None:
             return
         began = time.monotonic()
-        await self._pieces.put(HeldTensors({published: tensor}))
+        await self._pieces.put(HeldTensors({published: tensor}, as_published))
         self.write_s += time.monotonic() - began
 
     async def seal(self) -> int:
@@ -193,7 +195,11 @@ class WeightPublisher:
                 all zero since the last one (`allow_zeros=` of `publish` lets it), is refused before
                 anybody gets it. `off`: nothing is checked here; workers still check what they get.
             writer: how bytes get into the store.
+
+        Raises:
+            SettingsError: tensors cannot be published as `dtype`.
         """
+        require_castable(dtype)
         self._rename = rename
         self._offerings: dict[str, Offering] = {
             "cuda_ipc": CudaIpcOffering(),
@@ -205,6 +211,7 @@ class WeightPublisher:
         self._check: WeightCheck = check
         self._adapters: dict[str, Soundness] = {}
         self._turn = asyncio.Lock()
+        self._is_to_forget = False
 
     def __reduce__(self) -> NoReturn:
         raise cannot_be_pickled(
@@ -221,7 +228,16 @@ class WeightPublisher:
         self._offerings[transport] = offering
 
     def forget(self) -> None:
-        """No version follows soon: give back the memory that is kept from one to the next."""
+        """No version follows soon: give back the memory that is kept from one to the next.
+
+        A publication that is under way uses it, and gives it back at its end.
+        """
+        self._is_to_forget = self._turn.locked()
+        if not self._is_to_forget:
+            self._forget_now()
+
+    def _forget_now(self) -> None:
+        self._is_to_forget = False
         self._policy.writer.forget()
         for offering in self._offerings.values():
             offering.forget()
@@ -270,7 +286,7 @@ class WeightPublisher:
             RequestError: refused or failed: every worker keeps the old weights; see `.code`.
             OtherFleet: another fleet came to the address meanwhile: publish again, to that one.
             PeerLost: no store, or a rank of a ShardedSource, is there any more; or, with outcome
-                `not_started`, the store was started again while it was written to: publish again.
+                `not_started`, the store lost what was being written: publish again.
             DeadlineExceeded: no router answered; outcome `not_started`: nothing was published.
         Spec: docs/protocol.md, "Weights".
         """
@@ -335,11 +351,13 @@ class WeightPublisher:
             DeadlineExceeded: some may have it.
         """
         soundness = self._adapters.setdefault(name, Soundness(self._check))
-        async with self._turn:
+        options = UpdateOptions(allow_zeros=allow_zeros, deadline_s=deadline_s)
+        deadline_at = time.monotonic() + deadline_s
+        async with self._own_turn(deadline_s):
+            options = replace(options, deadline_s=max(0.01, deadline_at - time.monotonic()))
             policy = replace(self._policy, soundness=soundness)
             factors = factors_of(tensors)
             config = config_of(factors, alpha, use_rslora=use_rslora)
-            options = UpdateOptions(allow_zeros=allow_zeros, deadline_s=deadline_s)
             return await publish_adapter(policy, name, factors, config, options)
 
     async def restore(self, version: int, **options: Unpack[RestoreOptions]) -> Published:
@@ -372,7 +390,7 @@ class WeightPublisher:
             DeadlineExceeded: the same.
         """
         try:
-            async with asyncio.timeout(deadline_s), self._turn:
+            async with asyncio.timeout(deadline_s), self._own_turn():
                 if not version and not self._policy.latest:
                     message = "this publisher has not published anything yet"
                     raise Refused(Problem("version_unavailable", message, "not_started", "version"))
@@ -400,7 +418,7 @@ class WeightPublisher:
         """
         publication = Publication(self._policy, UpdateOptions(**options))
         update = PublisherUpdate(publication, self._rename, layout)
-        async with self._turn, publication:
+        async with self._own_turn(publication.left_s), publication:
             yield update
             if await update.seal():
                 began = time.monotonic()
@@ -408,10 +426,33 @@ class WeightPublisher:
                 took_s = time.monotonic() - began
                 update.published = published_of(result, update.write_s, took_s)
 
+    @asynccontextmanager
+    async def _own_turn(self, deadline_s: float | None = None) -> AsyncGenerator[None]:
+        """Updates of one policy go one after another.
+
+        Raises:
+            DeadlineExceeded: the one before has not ended in time; nothing was published.
+        """
+        try:
+            async with asyncio.timeout(deadline_s):
+                await self._turn.acquire()
+        except TimeoutError as error:
+            raise DeadlineExceeded(
+                f"the update before has not ended within {deadline_s:g} s: nothing was published; "
+                "wait for it, or give a later deadline_s",
+                outcome="not_started",
+            ) from error
+        try:
+            yield
+        finally:
+            if self._is_to_forget:
+                self._forget_now()
+            self._turn.release()
+
     async def _run(
         self, publication: Publication, write: Callable[[], Awaitable[None]]
     ) -> Published:
-        async with self._turn, publication:
+        async with self._own_turn(publication.left_s), publication:
             began = time.monotonic()
             await write()
             wrote = time.monotonic()

@@ -36,6 +36,7 @@ from rolloutbus.trainer_adapter.publisher.tensor_source import (
     is_sharded,
     named_tensors,
     published_dtype,
+    require_castable,
 )
 
 Merge = Callable[[str, Sequence[torch.Tensor]], torch.Tensor]
@@ -164,8 +165,10 @@ class ShardedSource:
             bucket_bytes: gathered at once; more if one tensor is larger.
 
         Raises:
-            SettingsError: as `named_tensors`, or the tensors come out of an iterator.
+            SettingsError: as `named_tensors`, the tensors come out of an iterator, or they cannot
+                be published as `dtype`.
         """
+        require_castable(dtype)
         if not are_held(tensors):
             raise SettingsError(
                 "a ShardedSource remembers its tensors: give it the module, a dict or a list, not "

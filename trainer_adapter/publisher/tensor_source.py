@@ -40,6 +40,11 @@ def published_name(name: str, rename: Rename | None) -> str | None:
     return without_wrappers(name) if rename is None else rename(name)
 
 
+def as_published(name: str) -> str:
+    """The `rename` of names that are the engine's already."""
+    return name
+
+
 TORCH_DTYPES: Mapping[str, torch.dtype] = {
     name: getattr(torch, each.torch) for name, each in DTYPES.items() if each.torch
 }
@@ -154,6 +159,16 @@ def published_dtype(dtype: torch.dtype, wanted: torch.dtype | None) -> torch.dty
     return wanted if wanted is not None and dtype.is_floating_point else dtype
 
 
+def require_castable(dtype: torch.dtype | None) -> None:
+    """Check what floating-point tensors are to be cast to; None: they are not.
+
+    Raises:
+        SettingsError: it is no floating-point type that can be published.
+    """
+    if dtype is not None and not (dtype.is_floating_point and dtype in DTYPE_NAMES):
+        raise SettingsError(f"dtype: weights cannot be cast to {dtype} and published")
+
+
 def _checked(pair: object) -> tuple[str, torch.Tensor]:
     """A pair that an iterator gave; raises SettingsError if it is none."""
     match pair:
@@ -210,7 +225,8 @@ def _storage_of(name: str, tensor: torch.Tensor) -> object:
 
 
 def _place_of(tensor: torch.Tensor) -> tuple[object, ...]:
-    return (tensor.device, tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride())
+    noted = (tensor.is_conj(), tensor.is_neg())  # it shares memory, and has other values
+    return (tensor.device, tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride(), *noted)
 
 
 Layout = Sequence[tuple[str, torch.dtype, Sequence[int]]]
@@ -381,7 +397,7 @@ class StreamedTensors:
                 before_each()
                 copy = torch.empty(tensor.shape, dtype=published_dtype(tensor.dtype, dtype))
                 copies[name] = copy.copy_(tensor)
-        return HeldTensors(copies)
+        return HeldTensors(copies, as_published)
 
     def _given(self) -> Generator[tuple[str, torch.Tensor]]:
         """Each tensor as soon as its GPU has written it."""
@@ -408,7 +424,7 @@ def planned_tensors(layout: Layout | None, rename: Rename | None) -> list[Source
     """What a layout announces, under the engine's names; nothing if there is no layout.
 
     Raises:
-        SettingsError: it is no layout, or announces nothing.
+        SettingsError: it is no layout, announces nothing, or a dtype that cannot be published.
     """
     planned: list[SourceTensor] = []
     for entry in layout or ():
@@ -418,6 +434,8 @@ def planned_tensors(layout: Layout | None, rename: Rename | None) -> list[Source
                 f"sizes; not {entry!r:.80}"
             )
         name, dtype, shape = entry
+        if dtype not in DTYPE_NAMES:
+            raise SettingsError(f"layout: tensor {name!r}: {dtype} cannot be published")
         published = published_name(name, rename)
         if published is not None:
             planned.append(SourceTensor(published, dtype, tuple(shape)))

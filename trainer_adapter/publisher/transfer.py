@@ -69,8 +69,11 @@ class UpdateOptions:
         if self.floor < 0:
             message = f"a number of workers is not below 0: {self.floor}"
             raise Refused(bad_request("floor", message))
-        if self.version < 0:
-            message = f"a version is a number above 0, or 0 for the next one: {self.version}"
+        if not 0 <= self.version < MAX_VERSION:
+            message = (
+                f"a version is a number above 0 and below {MAX_VERSION}, or 0 for the next one: "
+                f"{self.version}"
+            )
             raise Refused(bad_request("version", message))
         if self.tag is not None and not 0 <= self.tag <= MAX_VERSION:
             message = f"a tag is a number from 0 to {MAX_VERSION}, such as a step; not {self.tag}"

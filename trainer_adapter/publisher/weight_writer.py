@@ -5,6 +5,7 @@ the trainer keeps its lease meanwhile.
 """
 
 import asyncio
+import contextlib
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -20,7 +21,7 @@ from rolloutbus.bus.transport.bulk import BulkLink
 from rolloutbus.bus.weights.cuda_memory import locked_copies
 from rolloutbus.bus.weights.manifest import Bytes, bytes_of
 from rolloutbus.bus.weights.page_lock import cut
-from rolloutbus.bus.weights.shm import SegmentWriter, host_id
+from rolloutbus.bus.weights.shm import SegmentGone, SegmentWriter, host_id
 from rolloutbus.bus.weights.side_by_side import n_threads
 from rolloutbus.bus.wire.errors import ActorStopped, Refused
 from rolloutbus.bus.wire.limits import CHUNK_BYTES
@@ -386,14 +387,11 @@ class WeightWriter:
         return Written(*room, *await in_thread(work, watch.stop))
 
     def room(self, reserved: Reserved, size_bytes: int) -> Room:
-        """Where a version's bytes are to be put.
-
-        Raises:
-            SegmentGone: the reservation has lapsed.
-        """
+        """Where a version's bytes are to be put: its segment, if this process may map it."""
         if self._may_map and reserved.host == host_id():
-            content = self._segments.content(reserved.segment, size_bytes)
-            return Room(content, is_in_store=True)
+            with contextlib.suppress(SegmentGone):  # another user's, or gone: pushing tells
+                content = self._segments.content(reserved.segment, size_bytes)
+                return Room(content, is_in_store=True)
         return Room(self._buffer_of(size_bytes), is_in_store=False)
 
     async def push(self, content: Bytes, reserved: Reserved, policy: str, bulk: BulkLink) -> None:
@@ -435,7 +433,7 @@ class WeightWriter:
         return self._buffer[:size_bytes]
 
 
-async def in_thread(work: Callable[[], T], stop: Callable[[], None]) -> T:
+async def in_thread(work: Callable[[], T], stop: Callable[[], None] = lambda: None) -> T:
     """Do `work` in a thread; when cancelled, `stop` it and wait for its end all the same.
 
     A thread that went on alone would write into what is another version's by then.

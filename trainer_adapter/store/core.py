@@ -202,6 +202,8 @@ class StoreCore:
         last = self._table.assigned.get(ask.policy, 0)
         if problem is None and 0 < ask.version <= last:
             problem = problems.number_taken(ask.policy, ask.version, last)
+        if problem is None and not ask.version:
+            problem = problems.no_number_after(ask.policy, last)
         if problem is not None:
             return [StoreAnswer(asker, "refused", problem)]
         stored = self._table.assign(ask.policy, ask.tensors, ask.version or last + 1)
@@ -228,7 +230,7 @@ class StoreCore:
 
     def _seal(self, asker: Asker, ask: SealVersion, now: float) -> list[StoreEffect]:
         stored = self._table.by_key.get((ask.policy, ask.version))
-        if stored is None or stored.state == "reserving":
+        if stored is None or stored.state in {"reserving", "withdrawn"}:
             return [StoreAnswer(asker, "refused", problems.unavailable(ask.policy, ask.version))]
         if len(ask.digests) != len(stored.tensors):
             message = f"{len(ask.digests)} digests for {len(stored.tensors)} tensors"
@@ -259,8 +261,11 @@ class StoreCore:
             mine = (each for each in self._table.pullable() if each.policy == ask.policy)
             kept = sorted(each.number for each in mine)
             return [StoreAnswer(asker, "failed", problems.not_kept(ask.policy, ask.version, kept))]
-        number = self._table.assigned[old.policy] + 1
-        stored = self._table.assign(old.policy, old.tensors, number)
+        last = self._table.assigned[old.policy]
+        problem = problems.no_number_after(old.policy, last)
+        if problem is not None:
+            return [StoreAnswer(asker, "refused", problem)]
+        stored = self._table.assign(old.policy, old.tensors, last + 1)
         stored.on("restored")
         stored.segment = old.segment
         stored.may_hold_zeros = old.allows_zeros

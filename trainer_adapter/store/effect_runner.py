@@ -38,7 +38,7 @@ from rolloutbus.trainer_adapter.store.effects import (
     WriteFiles,
 )
 from rolloutbus.trainer_adapter.store.segments import StoreFull
-from rolloutbus.trainer_adapter.store.versions import Asker, DeltaKey, Record, Retired
+from rolloutbus.trainer_adapter.store.versions import Asker, DeltaKey, Record, Retired, VersionKey
 
 _IN_ORDER = (Persist, Allocate, Verify, Release)
 """Run in a thread, and what comes after them waits."""
@@ -176,8 +176,7 @@ class EffectRunner:
                 self._writes.add(write)
                 write.add_done_callback(self._writes.discard)
             case RemoveFiles(key):
-                if self._contents.files is not None:
-                    self._begin(self._among_files(self._contents.files.remove, key))
+                self._begin(self._remove_files(key))
             case _:
                 raise AssertionError(effect)
 
@@ -242,6 +241,15 @@ class EffectRunner:
             warn(f"version {ask.key[1]} of policy {ask.key[0]!r} is not on disk: {error}")
             at = ""
         self.run(self._core.files_written(at))
+
+    async def _remove_files(self, key: VersionKey) -> None:
+        files = self._contents.files
+        if files is None:
+            return
+        try:
+            await self._among_files(files.remove, key)
+        except OSError as error:
+            warn(f"version {key[1]} of policy {key[0]!r} stays on disk: {error}")
 
     def _send_chunk(self, asker: Asker, whole: Bytes, offset: int, size_bytes: int) -> None:
         # Encoded at once, so the view is as good as the bytes, and saves a copy of them.

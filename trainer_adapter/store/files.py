@@ -77,10 +77,14 @@ class WeightFiles:
         return (self._root / place_of(key)).is_dir()
 
     def remove(self, key: VersionKey) -> None:
-        """Delete a version, if it is there."""
+        """Delete a version, if it is there; what a reader still holds open may stay for `sweep`.
+
+        Raises:
+            OSError: the disk would not let it go.
+        """
         target = self._root / place_of(key)
         # Renamed first: a reader that sees the version's directory sees all of it.
-        doomed = self._root / f".{self._owner}-gone"
+        doomed = self._root / f".{self._owner}-gone-{target.parent.name}-{target.name}"
         try:
             target.rename(doomed)
         except FileNotFoundError:

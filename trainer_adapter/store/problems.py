@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 from rolloutbus.bus.wire.limits import CHUNK_BYTES
 from rolloutbus.bus.wire.messages.endings import Problem, bad_request
+from rolloutbus.bus.wire.versions import MAX_VERSION
 
 MAX_POLICY_BYTES = 64
 MAX_NAMED = 32
@@ -62,6 +63,14 @@ def number_taken(policy: str, version: int, last: int) -> Problem:
     """Returns the refusal of a number that was given before, or passed over."""
     message = f"version {last} of policy {policy!r} was begun already, and numbers only grow"
     return Problem("stale_version", f"{message}: {version} is not above", "not_started", "version")
+
+
+def no_number_after(policy: str, last: int) -> Problem | None:
+    """Returns the refusal of a version after the largest number; None: there are others."""
+    if last < MAX_VERSION:
+        return None
+    message = f"version {last} of policy {policy!r} has the largest number: none follows"
+    return Problem("bad_request", message, "not_started", "version")
 
 
 def no_delta(version: int, base: int) -> Problem:

@@ -187,7 +187,10 @@ class SegmentPool:
             if not self._has_room(rounded):
                 raise StoreFull(f"{self._directory} has no room for {rounded} more bytes")
         name = self._new_name()
-        fd = os.open(self._directory / name, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
+        try:
+            fd = os.open(self._directory / name, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
+        except OSError as error:
+            raise StoreFull(f"{self._directory}: {error.strerror}") from error
         fcntl.flock(fd, fcntl.LOCK_EX)
         return _Unfinished(name, fd, rounded)
 

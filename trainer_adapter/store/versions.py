@@ -1,5 +1,6 @@
 """Life of a weight version in the store: the table of its states, and the versions there are."""
 
+import bisect
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
@@ -312,7 +313,7 @@ class VersionTable:
         """Adds a committed version to the history of its policy, which outlasts the bytes."""
         history = self.history.setdefault(policy, [])
         if version and version not in history:
-            history.append(version)
+            bisect.insort(history, version)  # a snapshot has the latest first
             del history[:-HISTORY]
 
     def was_committed(self, policy: str, version: int) -> bool | None:

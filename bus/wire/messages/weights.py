@@ -53,7 +53,7 @@ class Bucket(msgspec.Struct, frozen=True, array_like=True, gc=False, forbid_unkn
     """First byte within the version."""
     size_bytes: Natural
     checksum: Natural
-    """`bus.weights.checksum` of the bytes: what a GPU can compute, unlike a digest."""
+    """`bus.weights.manifest.checksum` of the bytes: what a GPU can compute, unlike a digest."""
     handle: Annotated[bytes, msgspec.Meta(max_length=MAX_HANDLE_BYTES)] = b""
     """How another process opens it; its meaning is the transport's."""
 

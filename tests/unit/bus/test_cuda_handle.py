@@ -1,12 +1,21 @@
 import subprocess
 import sys
+from pathlib import Path
 
 import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rolloutbus.bus.weights.cuda_memory import BadHandle, CudaHandle, unpack_handle
+from rolloutbus.bus.weights import cuda_memory
+from rolloutbus.bus.weights.cuda_memory import (
+    BadHandle,
+    CudaError,
+    CudaHandle,
+    CudaMemory,
+    loaded_path,
+    unpack_handle,
+)
 from rolloutbus.bus.wire.limits import MAX_HANDLE_BYTES
 
 
@@ -49,3 +58,20 @@ def test_without_a_cuda_runtime_there_is_no_gpu_memory() -> None:
         [sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=240
     )
     assert "CudaError: libcudart is not loaded" in ended.stderr
+
+
+def test_a_library_is_found_below_a_directory_with_a_space(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    maps = tmp_path / "maps"
+    maps.write_text(
+        "7f00-7f01 r-xp 00000000 08:01 12 /home/my user/venv/lib/libcudart.so.12\n"
+        "7f02-7f03 rw-p 00000000 00:00 0\n"
+        "7f04-7f05 rw-p 00000000 00:00 0                          [heap]\n"
+    )
+    monkeypatch.setattr(cuda_memory, "_MAPS", maps)
+    assert loaded_path("libcudart") == "/home/my user/venv/lib/libcudart.so.12"
+    with pytest.raises(CudaError, match="libcuda is not loaded"):
+        loaded_path("libcuda")
+    with pytest.raises(CudaError, match="cannot be loaded"):
+        CudaMemory()

@@ -7,6 +7,7 @@ import pytest
 
 from rolloutbus.bus.weights.manifest import lay_out
 from rolloutbus.bus.wire.errors import PeerLost
+from rolloutbus.trainer_adapter.publisher import early_verification
 from rolloutbus.trainer_adapter.publisher.early_verification import (
     PART_BYTES,
     PARTS,
@@ -22,9 +23,13 @@ class Told:
 
     def __init__(self, error: Exception | None = None) -> None:
         self.parts: list[list[tuple[int, int]]] = []
+        self.is_reminded = asyncio.Event()
         self._error = error
 
     async def __call__(self, numbers: list[int], digests: list[int]) -> None:
+        if not numbers:
+            self.is_reminded.set()
+            return
         self.parts.append([*zip(numbers, digests, strict=True)])
         if self._error is not None:
             raise self._error
@@ -61,6 +66,19 @@ async def test_a_small_version_is_left_to_the_seal() -> None:
     told = Told()
     await write(1, told)
     assert not told.parts
+
+
+async def test_the_store_is_reminded_of_a_version_that_takes_long(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(early_verification, "REMIND_S", 0.001)
+    told = Told()
+    early = await write(0, told)
+    async with asyncio.timeout(30.0):
+        for _ in range(2):
+            await told.is_reminded.wait()
+            told.is_reminded.clear()
+    early.close()
 
 
 async def test_a_store_that_does_not_answer_well_changes_nothing() -> None:

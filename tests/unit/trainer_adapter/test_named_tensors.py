@@ -2,7 +2,11 @@ import pytest
 import torch
 
 from rolloutbus.bus.wire.errors import SettingsError
-from rolloutbus.trainer_adapter.publisher.tensor_source import named_tensors, published_dtype
+from rolloutbus.trainer_adapter.publisher.tensor_source import (
+    named_tensors,
+    published_dtype,
+    require_castable,
+)
 
 
 class Tied(torch.nn.Module):
@@ -61,6 +65,12 @@ def test_a_module_in_a_wrapper_is_published_under_its_own_names() -> None:
     assert [name for name, _ in named_tensors(wrapped)] == ["embed.weight"]
 
 
+def test_a_view_of_other_values_is_no_tied_tensor() -> None:
+    whole = torch.randn(4, dtype=torch.complex64)
+    given = {"a": whole, "b": whole.conj(), "c": whole.imag, "d": whole.conj().imag}
+    assert [name for name, _ in named_tensors(given)] == [*given]
+
+
 def test_names_that_only_wrappers_told_apart_are_refused() -> None:
     with pytest.raises(SettingsError, match=r"two different tensors have the name 'w'"):
         named_tensors({"module.w": torch.zeros(2), "w": torch.zeros(2)})
@@ -87,3 +97,9 @@ def test_a_tied_tensor_whose_first_name_is_dropped_keeps_its_second() -> None:
 def test_two_tensors_that_are_given_one_name_are_refused() -> None:
     with pytest.raises(SettingsError, match="'same'"):
         named_tensors({"a": torch.zeros(2), "b": torch.zeros(2)}, lambda _: "same")
+
+
+@pytest.mark.parametrize("dtype", [torch.int8, torch.float8_e4m3fnuz, torch.complex64])
+def test_weights_are_cast_to_nothing_that_cannot_hold_them(dtype: torch.dtype) -> None:
+    with pytest.raises(SettingsError, match=f"cannot be cast to {dtype}"):
+        require_castable(dtype)

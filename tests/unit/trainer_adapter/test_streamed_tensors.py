@@ -88,6 +88,15 @@ def published(source: HeldTensors | StreamedTensors, cast: torch.dtype | None) -
     return {each.name: digest_of(bytes_of(content, each)) for each in layout}
 
 
+def test_names_are_translated_once() -> None:
+    def renamed(name: str) -> str:
+        return f"module.{name}"
+
+    given = [("w", torch.ones(2)), ("module.w", torch.zeros(2))]
+    held = StreamedTensors(iter(given), renamed).held_copies(None, lambda: None)
+    assert [each.name for each in held.tensors] == ["module.w", "module.module.w"]
+
+
 @pytest.mark.parametrize("has_layout", [True, False], ids=["layout", "no layout"])
 def test_what_an_iterator_gave_is_published_whatever_becomes_of_it(
     rng: random.Random, *, has_layout: bool
@@ -213,6 +222,11 @@ def test_a_source_that_remembers_its_tensors_takes_no_iterator() -> None:
     assert not are_held(pairs)
     with pytest.raises(SettingsError, match="iterator"):
         ShardedSource(pairs)
+
+
+def test_a_layout_needs_dtypes_that_can_be_published() -> None:
+    with pytest.raises(SettingsError, match=r"tensor 'w': torch\.complex128 cannot be published"):
+        source_of(iter(()), None, [("w", torch.complex128, (2,))])
 
 
 def test_a_layout_needs_dtypes_of_torch() -> None:

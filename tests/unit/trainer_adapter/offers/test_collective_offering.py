@@ -2,8 +2,11 @@
 # The stubs of torch leave parameters untyped.
 
 import asyncio
+import threading
 from datetime import timedelta
+from typing import Any, cast
 
+import pytest
 import torch
 import torch.distributed as dist
 
@@ -22,6 +25,33 @@ async def test_an_offer_on_loopback_is_for_this_host_alone() -> None:
     await offering.close()
     assert (offer.host, offer.backend) == (host_id(), "gloo")
     assert offer.at.startswith("127.0.0.1:")
+
+
+class Slow(torch.Tensor):
+    """Its copy waits until it may end."""
+
+    has_begun, may_end = threading.Event(), threading.Event()
+
+    @classmethod
+    def __torch_function__(cls, *call: Any, **kwargs: Any) -> object:  # noqa: ANN401 - any call
+        if call[0] is torch.Tensor.copy_:
+            cls.has_begun.set()
+            assert cls.may_end.wait(30.0)
+        return cast("object", super().__torch_function__(*call, **kwargs))
+
+
+async def test_a_copy_that_is_cancelled_writes_nothing_into_the_next_one() -> None:
+    offering = CollectiveOffering()
+    preparing = asyncio.create_task(offering.prepare(LAYOUT, [torch.zeros(4).as_subclass(Slow)]))
+    assert await asyncio.to_thread(Slow.has_begun.wait, 30.0)
+    preparing.cancel()
+    for _ in range(20):  # turns of the loop: more than a cancellation takes
+        await asyncio.sleep(0)
+    assert not preparing.done()
+    Slow.may_end.set()
+    with pytest.raises(asyncio.CancelledError):
+        await preparing
+    await offering.close()
 
 
 async def test_an_address_that_is_not_ours_is_not_offered() -> None:

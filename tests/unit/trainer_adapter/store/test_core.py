@@ -15,6 +15,7 @@ from rolloutbus.bus.wire.messages.weights import (
     SealVersion,
     Tensor,
 )
+from rolloutbus.bus.wire.versions import MAX_VERSION
 from rolloutbus.trainer_adapter.store.effects import (
     Allocate,
     Freeze,
@@ -308,3 +309,12 @@ def test_a_manifest_says_what_was_offered_with_the_seal() -> None:
     manifest = answer_of(store.say(PullManifest("default", 1), by_bulk=True))
     assert isinstance(manifest, Manifest)
     assert manifest.offers == [offer]
+
+
+def test_no_version_follows_the_largest_number() -> None:
+    store = StoreCoreHarness()
+    last = answer_of(store.say(ReserveVersion("default", TENSORS, MAX_VERSION)))
+    assert isinstance(last, Reserved)
+    assert last.version == MAX_VERSION
+    assert code_of(store.say(ReserveVersion("default", TENSORS))) == "bad_request"
+    assert code_of(store.say(ReserveVersion("default", TENSORS, MAX_VERSION))) == "stale_version"

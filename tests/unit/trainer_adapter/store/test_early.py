@@ -134,3 +134,13 @@ def test_nothing_is_verified_early_of_a_version_that_is_not_being_written() -> N
     for version in (sealed, sealed + 1):
         ask = VerifyTensors("default", version, [0], [11])
         assert code_of(store.say(ask)) == "version_unavailable"
+
+
+def test_a_version_that_the_store_is_reminded_of_is_not_given_up() -> None:
+    store = StoreCoreHarness(reservation_s=60.0)
+    store.say(ReserveVersion("default", TENSORS))
+    for _ in range(5):
+        store.now += 50.0
+        assert store.core.tick(store.now) == []
+        assert answer_of(store.say(VerifyTensors("default", 1, [], []))) == Done()
+    assert answer_of(store.say(SealVersion("default", 1, DIGESTS))) == Done()

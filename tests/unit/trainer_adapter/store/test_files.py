@@ -1,4 +1,5 @@
 import os
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -78,6 +79,28 @@ def test_removing_is_idempotent(tmp_path: Path, seed: int) -> None:
     assert not files.has(KEY)
     with pytest.raises(Refused):
         files.read(KEY, LAYOUT, np.zeros(total_bytes(LAYOUT), np.uint8))
+
+
+def test_what_readers_keep_of_one_version_is_not_in_the_way_of_the_next(
+    tmp_path: Path, seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    content = some_bytes(seed)
+    files = written(tmp_path, content)
+    files.write(("default", 4), LAYOUT, content)
+
+    def rmtree(path: Path, *, ignore_errors: bool) -> None:
+        """Leaves what is open, as NFS does."""
+        assert path.is_dir()
+        assert ignore_errors
+
+    with monkeypatch.context() as patched:
+        patched.setattr(shutil, "rmtree", rmtree)
+        files.remove(KEY)
+        files.remove(("default", 4))
+    assert not files.has(KEY)
+    assert not files.has(("default", 4))
+    files.sweep(["me"])
+    assert [each.name for each in (tmp_path / "disk").iterdir()] == ["default"]
 
 
 def test_only_leftovers_of_dead_stores_are_swept(tmp_path: Path, seed: int) -> None:

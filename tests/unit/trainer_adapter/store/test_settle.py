@@ -10,7 +10,7 @@ from rolloutbus.bus.wire.messages.weights import (
     SettleVersion,
 )
 from rolloutbus.trainer_adapter.store.effects import Persist, StoreAnswer
-from rolloutbus.trainer_adapter.store.versions import Retired, VersionTable
+from rolloutbus.trainer_adapter.store.versions import HISTORY, Retired, VersionTable
 from tests.unit.trainer_adapter.store.harness import (
     CLIENT,
     DIGESTS,
@@ -20,6 +20,9 @@ from tests.unit.trainer_adapter.store.harness import (
     code_of,
     released,
 )
+
+KEPT = 6
+"""More than the store keeps the bytes of."""
 
 
 def settle(version: int) -> SettleVersion:
@@ -80,6 +83,17 @@ def test_a_commit_is_remembered_when_its_bytes_are_gone_and_the_store_starts_aga
     assert shortened.table.committed == store.table.committed
 
 
+def test_a_full_history_forgets_the_oldest_though_the_store_has_started_again() -> None:
+    store = StoreCoreHarness()
+    store.publish(n=HISTORY)
+    restarted = StoreCoreHarness()
+    restarted.table.restore(store.table.snapshot())
+    restarted.publish(n=KEPT)
+    for version in (KEPT + 1, HISTORY - 1, HISTORY, HISTORY + KEPT):
+        assert answer_of(restarted.say(settle(version))) == Settled(is_committed=True)
+    assert code_of(restarted.say(settle(KEPT))) == "version_unavailable"
+
+
 def test_what_never_was_cannot_be_settled() -> None:
     store = StoreCoreHarness()
     assert code_of(store.say(settle(1))) == "version_unavailable"
@@ -102,6 +116,7 @@ def test_bytes_that_are_being_written_to_files_stay_until_then() -> None:
     version = store.seal()
     assert released(store.say(settle(version))) == []
     assert code_of(store.say(RecordCommit("default", version))) == "version_unavailable"
+    assert code_of(store.say(SealVersion("default", version, DIGESTS))) == "version_unavailable"
     store.settle(store.core.files_written("default/1"))
     assert released(store.settle(store.core.tick(store.now))) == ["segment1"]
 
