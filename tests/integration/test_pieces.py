@@ -60,6 +60,25 @@ async def test_tensors_may_be_put_at_once_and_none_of_them_twice(tmp_path: Path,
         assert await harness.digests_kept(update.published.version) == digests_of(model)
 
 
+async def test_a_put_that_is_cancelled_leaves_its_reservation_to_the_next_one(
+    tmp_path: Path, seed: int
+) -> None:
+    model = weights(seed)
+    async with store_harness(tmp_path) as harness:
+        publisher = WeightPublisher(harness)
+        async with publisher.begin(layout=layout_of(model), deadline_s=DEADLINE_S) as update:
+            putting = asyncio.create_task(update.put("w0", model["w0"]))
+            for _ in range(10):  # turns of the loop, in which it asks
+                await asyncio.sleep(0)
+            assert harness.asked == ["reserve_version"]
+            putting.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await putting
+            for name, each in model.items():
+                await update.put(name, each)
+        assert harness.asked.count("reserve_version") == 1
+
+
 async def test_tensors_are_cast_renamed_left_out_and_stripped_of_wrappers(
     tmp_path: Path, seed: int
 ) -> None:

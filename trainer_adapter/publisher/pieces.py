@@ -39,7 +39,8 @@ class Pieces:
         self._watch = CopyWatch(publication.log.copied_so_far)
         self._putting: set[str] = set()
         """Names of tensors whose bytes are being written."""
-        self._reserving = asyncio.Lock()
+        self._turn = asyncio.Lock()
+        self._reserving: asyncio.Future[Reserved] | None = None
         self._room: tuple[Reserved, Room, EarlyVerification] | None = None
         self._gpu: torch.device | None = None
         """That a tensor came from."""
@@ -68,13 +69,23 @@ class Pieces:
             self._gpu = tensor.device
 
     async def _reserved_room(self) -> tuple[Room, EarlyVerification]:
-        async with self._reserving:
+        async with self._turn:
             if self._room is None:
-                reserved = await self._publication.reserve(self._layout)
+                reserved = await self._reserved()
                 room = self._publication.room(reserved, self._layout)
                 self._room = reserved, room, self._publication.early(reserved, self._layout)
         _, room, early = self._room
         return room, early
+
+    async def _reserved(self) -> Reserved:
+        """The store's answer; whoever is cancelled before it comes leaves it to the next one."""
+        if self._reserving is None:
+            self._reserving = asyncio.ensure_future(self._publication.reserve(self._layout))
+        try:
+            return await asyncio.shield(self._reserving)
+        except Exception:
+            self._reserving = None
+            raise
 
     async def seal(self) -> None:
         """Freeze the version in the store.
