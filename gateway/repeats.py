@@ -52,6 +52,8 @@ class _Try:
     abandoned: asyncio.Event = field(default_factory=asyncio.Event)
     work: "asyncio.Future[None]" = field(init=False)
     expiry: asyncio.TimerHandle | None = None
+    abandoning: asyncio.TimerHandle | None = None
+    """Set while nobody waits."""
 
     @property
     def n_bytes(self) -> int:
@@ -108,12 +110,15 @@ class OncePerRequestId:
             await _refuse(HTTPStatus.CONFLICT, message, "duplicate_rid")(scope, receive, send)
             return
         found.n_waiting += 1
+        if found.abandoning is not None:
+            found.abandoning.cancel()
         try:
             is_there = await _ended_before_left(found.work, receive)
         finally:
             found.n_waiting -= 1
             if not found.n_waiting and not found.work.done():
-                asyncio.get_running_loop().call_later(LEFT_S, self._abandon, found)
+                loop = asyncio.get_running_loop()
+                found.abandoning = loop.call_later(LEFT_S, self._abandon, found)
         if is_there:
             scope.setdefault("route", found.scope.get("route"))
             for message in found.messages:

@@ -126,7 +126,8 @@ class TrainerGroups:
         forms = await self._client.list_weights(policy=body.policy)
         address = await self._address(body)
         if self._incoming is None:
-            self._incoming = await asyncio.to_thread(with_torch, self._made)
+            made = await asyncio.to_thread(with_torch, self._made)
+            self._incoming = self._incoming or made  # another trainer may have joined meanwhile
         invitation = Invitation(
             body.group_name,
             address,

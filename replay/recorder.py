@@ -29,7 +29,7 @@ from rolloutbus.bus.wire.messages.membership import Welcome
 from rolloutbus.replay.choice import Filter
 from rolloutbus.replay.journal.core import JournalSettings
 from rolloutbus.replay.journal.writer import JournalWriter, now_ns
-from rolloutbus.replay.listening import TapFollower, read_along
+from rolloutbus.replay.listening import TapFollower, read_along, sent_away
 from rolloutbus.replay.recorder_core import Build, Heard, RecorderCore
 from rolloutbus.trainer_adapter.client.client import RolloutClient, settings_for
 from rolloutbus.trainer_adapter.client.connection import Ports, ports_of
@@ -92,7 +92,9 @@ class Recorder:
         self._n_before = 0
         self._has_begun = self._is_recording = False
         self._own_rids = f"{client.name}/"
-        self._is_asking = False
+        self._n_asking = 0
+        self._dismissal = ""
+        """Why the router will not have this client any more."""
         self._answered = self._echoed = ""
         """Rids of the last answers to this client, received from the router and from its tap."""
         self._news = asyncio.Event()
@@ -141,6 +143,7 @@ class Recorder:
         self._is_recording = False
         if self._tick is not None:
             self._tick.cancel()
+        self._ended.set()
         self._tap.close()
         await self.client.close()
         await self.journal.__aexit__(None, None, None)
@@ -159,8 +162,12 @@ class Recorder:
             journal.durable,
             self._core.heard,
             journal.n_dropped,
-            journal.problem,
+            self._problem,
         )
+
+    @property
+    def _problem(self) -> str:
+        return self.journal.core.problem or self._dismissal
 
     async def caught_up(self, deadline_s: float) -> None:
         """Wait until all that was routed before this call is in the journal, with its rows.
@@ -176,10 +183,12 @@ class Recorder:
         if not self.has_tap:
             raise SettingsError("the router has no tap: bring the fleet up with one")
         async with asyncio.timeout(deadline_s):
-            self._is_asking = True
-            while not await self._hears_an_answer():
-                pass
-            self._is_asking = False
+            self._n_asking += 1
+            try:
+                while not await self._hears_an_answer():
+                    pass
+            finally:
+                self._n_asking -= 1
             while self._core.awaits_rows:
                 await self._next()
 
@@ -191,7 +200,7 @@ class Recorder:
         """
         self.client.connection.require_home()
         await self._ended.wait()
-        return self.journal.core.problem
+        return self._problem
 
     async def _hears_an_answer(self) -> bool:
         """Whether the tap, too, carries the router's answers to this client."""
@@ -220,6 +229,9 @@ class Recorder:
                     self._core.heard.malformed += 1
             elif entry.kind == "finished":
                 self._answered = entry.rid
+            elif (error := sent_away(entry)) is not None:
+                self._dismissal = str(error)
+                self._ended.set()
         self._write(self._core.told([entry for entry in entries if not entry.rid]))
 
     def _welcomed(self, welcome: Welcome) -> None:
@@ -230,7 +242,7 @@ class Recorder:
 
     def _on_tap(self, topic: bytes, entries: list[Entry]) -> None:
         self._write(self._core.tapped(topic, entries, now_ns()))
-        if self._is_asking:
+        if self._n_asking:
             for entry in entries:
                 if entry.kind == "finished" and entry.rid.startswith(self._own_rids):
                     self._echoed = entry.rid

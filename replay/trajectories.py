@@ -109,13 +109,19 @@ class AnsweredRequests:
         self._records = records
         self._rids = rids
         self._open: dict[str, _Asked] = {}
+        self._stopped: OrderedDict[str, _Asked] = OrderedDict()
+        """Those that ended otherwise than well; a client goes on with one under the same rid."""
         self._done: OrderedDict[str, None] = OrderedDict()
         self._wall_minus_boot_ns = 0
-        self.n_unfinished = 0
-        """Requests that ended otherwise."""
+        self._n_forgotten = 0
         self.n_headless = 0
         """Requests that finished, but were asked for before the recording began."""
         self.n_malformed = 0
+
+    @property
+    def n_unfinished(self) -> int:
+        """Requests that ended otherwise, and were not gone on with."""
+        return len(self._stopped) + self._n_forgotten
 
     @property
     def n_open(self) -> int:
@@ -146,8 +152,8 @@ class AnsweredRequests:
             self._generate(event, entry, at)
         elif event == "sent" and entry.kind in ENDINGS and entry.attempt != NO_ATTEMPT:
             return self._ended(entry, at)
-        elif event == "sent" and entry.kind in ENDINGS and self._open.pop(entry.rid, None):
-            self.n_unfinished += 1  # the router itself ended it
+        elif event == "sent" and entry.kind in ENDINGS:
+            self._stop(entry.rid)  # the router itself ended it
         return None
 
     def _generate(self, event: TapEvent, entry: Entry, at: float) -> None:
@@ -156,24 +162,34 @@ class AnsweredRequests:
         if event == "sent":
             if asked is not None:
                 asked.attempts.add(entry.attempt)
+        elif event == "received" and entry.rid in self._stopped:
+            self._open[entry.rid] = self._stopped.pop(entry.rid)
         elif event == "received" and not is_known and entry.place is not None:
             generate = unpack_as(Generate, entry)
             self._open[entry.rid] = _Asked(generate, entry.place, at, set())
 
+    def _stop(self, rid: str) -> None:
+        asked = self._open.pop(rid, None)
+        if asked is not None:
+            self._stopped[rid] = asked
+            if len(self._stopped) > MAX_DONE:
+                self._stopped.popitem(last=False)
+                self._n_forgotten += 1
+
     def _ended(self, entry: Entry, at: float) -> Answered | None:
-        """An ending on its way to a client; the first one counts, what comes again is a copy."""
+        """An ending on its way to a client; the first good one counts, others are copies of it."""
         if entry.rid in self._done:
             return None
-        asked = self._open.pop(entry.rid, None)
+        if entry.kind != "finished":
+            self._stop(entry.rid)
+            return None
+        asked = self._open.pop(entry.rid, None) or self._stopped.pop(entry.rid, None)
         if asked is None:
-            self.n_headless += entry.kind == "finished" and _is_generated(entry)
+            self.n_headless += _is_generated(entry)
             return None
         self._done[entry.rid] = None
         if len(self._done) > MAX_DONE:
             self._done.popitem(last=False)
-        if entry.kind != "finished":
-            self.n_unfinished += 1
-            return None
         result = cast("Generated", unpack_result("generate", entry))
         if len(ints(result.tokens)) != len(floats(result.logprobs)):
             raise RemoteProtocolError("a result with columns of unequal length")

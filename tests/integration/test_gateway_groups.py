@@ -16,7 +16,10 @@ import torch
 from safetensors.torch import save_file
 
 from rolloutbus import Fleet, RolloutClient, SamplingParams
+from rolloutbus.bus.wire.errors import PeerLost
 from rolloutbus.launcher.settings import UpOptions
+from rolloutbus.trainer_adapter.joined_group.incoming import IncomingWeights
+from rolloutbus.trainer_adapter.joined_group.orders import Bucket, Invitation, PublishRules
 from tests.integration.gateway_process import Gateway, Json, Reply, gateway
 from tests.integration.live_fleet import DEADLINE_S, START_S, STEADY_HOST, Streamed
 from tests.integration.trained_model import GREEDY, Trained, greedy, tensors_of, trained
@@ -309,6 +312,39 @@ async def test_pipeline_stages_bring_one_version_over_their_groups(
         whole, _ = await second.send(served, step.file, step.part(7))
         assert whole.json["n_tensors"] == len(step.tensors)
     assert await says(client, whole.json["version"]) == greedy(step.model, [5, 6])
+
+
+async def test_trainers_that_join_a_new_gateway_at_once_are_both_in(fleet: Fleet) -> None:
+    async with (
+        gateway("--address", fleet.address) as fresh,
+        rank_0("one") as one,
+        rank_0("two") as two,
+    ):
+        asks = [fresh.ask("POST", JOIN, each.invitation()) for each in (one, two)]
+        assert [each.status for each in await asyncio.gather(*asks)] == [200, 200]
+        for name in ("one", "two"):
+            left = await fresh.ask("POST", LEAVE, {"group_name": name})
+            assert left.status == 200, left.json
+
+
+async def test_bucket_whose_asker_leaves_before_its_turn_ends_the_group(
+    client: RolloutClient,
+) -> None:
+    incoming, forms = IncomingWeights(client), await client.list_weights()
+    rules = PublishRules("keep")
+    async with rank_0("left") as trainer:
+        invitation = Invitation("left", "127.0.0.1", trainer.port, 1, 2, "gloo", START_S)
+        await incoming.join(invitation, "default", forms)
+        first, second = (
+            asyncio.create_task(incoming.receive("left", Bucket([form]), rules, START_S))
+            for form in forms[:2]
+        )
+        for _ in range(10):  # turns of the loop: the second one waits for its own then
+            await asyncio.sleep(0)
+        second.cancel()
+        with pytest.raises(PeerLost, match="went away before its turn"):
+            await first  # or the next one would take the bytes of the second
+        await incoming.close()
 
 
 async def test_gateway_that_dies_leaves_its_place_in_the_group(fleet: Fleet, step: Step) -> None:

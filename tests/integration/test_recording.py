@@ -275,6 +275,30 @@ async def test_a_recording_goes_on_with_the_router_that_comes_after_a_killed_one
     assert journal.is_closed
 
 
+async def test_a_recorder_whose_name_another_takes_says_that_it_has_ended(
+    fleet: Fleet, tmp_path: Path
+) -> None:
+    recorder = Recorder(settings_of("archive", fleet), tmp_path / "a")
+    async with recorder:
+        await asyncio.gather(recorder.caught_up(DEADLINE_S), recorder.caught_up(DEADLINE_S))
+        assert not recorder.progress.problem
+        async with Recorder(settings_of("archive", fleet), tmp_path / "b"):
+            async with asyncio.timeout(DEADLINE_S):
+                why = await recorder.stopped()
+            assert "the router will not have it" in why
+            assert recorder.progress.problem == why
+
+
+async def test_waiting_for_the_end_of_a_recorder_ends_when_it_is_closed(
+    fleet: Fleet, tmp_path: Path
+) -> None:
+    async with Recorder(settings_of("archive", fleet), tmp_path / "a") as recorder:
+        waiting = asyncio.create_task(recorder.stopped())
+        await asyncio.sleep(0)
+    async with asyncio.timeout(DEADLINE_S):
+        assert await waiting == ""
+
+
 async def test_a_subscriber_records_a_fleet_with_keys(tmp_path: Path) -> None:
     async with rolloutbus.up(**{**FLEET, "store": False, "secure": tmp_path / "keys"}) as fleet:
         keys = KeyDirectory(tmp_path / "keys")

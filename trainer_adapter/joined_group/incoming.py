@@ -3,7 +3,8 @@
 import asyncio
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from typing import NamedTuple
@@ -148,10 +149,13 @@ class IncomingWeights:
         began = time.monotonic()
         member = self._member(name)
         plan = plan_of(bucket.forms, bucket.packed_bytes)
-        async with member.turn:
+        async with _turn_in(member):
             await self._require_bearable(member, plan.order.size_bytes)
             content = await member.group.receive(plan.order, timeout_s)
             async with self._turn(member.policy):
+                if self._joined.get(name) is not member or member.group.problem:
+                    message = f"group {name!r} was left, or lost, before its bucket had its turn"
+                    raise Refused(bad_request("group_name", message))
                 update = self._updates.get(member.policy) or _Update(TensorSet(member.forms))
                 update.require_fitting(bucket.forms)
                 update.tensors.add(plan.placed, content)
@@ -279,6 +283,21 @@ class IncomingWeights:
                 update.problem = f"group {name!r} was over when {update.tensors.sentence} ({why})"
                 update.tensors.forget()
                 _log.warning("an update of policy %s is lost: %s", policy, update.problem)
+
+
+@asynccontextmanager
+async def _turn_in(member: _Membership) -> AsyncGenerator[None]:
+    """Buckets come in one after another, in the order in which rank 0 sends them."""
+    try:
+        await member.turn.acquire()
+    except asyncio.CancelledError:
+        # Rank 0 sends it all the same: the next one would take its bytes.
+        await member.group.end("who asked for a bucket went away before its turn")
+        raise
+    try:
+        yield
+    finally:
+        member.turn.release()
 
 
 def _progress(policy: str, update: _Update, published: Published | None = None) -> Progress:

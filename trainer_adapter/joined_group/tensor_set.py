@@ -1,5 +1,6 @@
 """The tensors of one version, as they come in over joined groups, until none is missing."""
 
+from collections import Counter
 from collections.abc import Generator, Sequence
 from math import prod
 from typing import NamedTuple
@@ -99,12 +100,12 @@ class TensorSet:
 
     def problem_of(self, forms: Sequence[TensorForm]) -> Problem | None:
         """Why these cannot be added; None if they can."""
-        names = [each.name for each in forms]
+        counts = Counter(each.name for each in forms)
         for each in forms:
             wanted = self._forms.get(each.name)
             if wanted is None:
                 why = "the fleet's model has no such tensor"
-            elif each.name in self._bytes or names.count(each.name) > 1:
+            elif each.name in self._bytes or counts[each.name] > 1:
                 why = "it came before, for the same version"
             elif each != wanted:
                 why = (

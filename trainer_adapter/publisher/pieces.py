@@ -6,12 +6,11 @@ from functools import partial
 
 import torch
 
-from rolloutbus.bus.weights.manifest import bytes_of, lay_out
+from rolloutbus.bus.weights.manifest import bytes_of
 from rolloutbus.bus.wire.messages.weights import Reserved, Tensor
 from rolloutbus.trainer_adapter.publisher.early_verification import EarlyVerification
 from rolloutbus.trainer_adapter.publisher.publication import Publication
 from rolloutbus.trainer_adapter.publisher.tensor_source import (
-    DTYPE_NAMES,
     TORCH_DTYPES,
     HeldTensors,
     SourceTensor,
@@ -33,7 +32,7 @@ class Pieces:
     def __init__(self, publication: Publication, planned: Sequence[SourceTensor]) -> None:
         """Asks the store for nothing yet."""
         self._publication = publication
-        self._layout = lay_out((name, DTYPE_NAMES[dtype], shape) for name, dtype, shape in planned)
+        self._layout = publication.laid_out(planned)
         self._places: Mapping[str, Tensor] = {each.name: each for each in self._layout}
         self._judgements: dict[str, Judgement] = {}
         self._watch = CopyWatch(publication.log.copied_so_far)

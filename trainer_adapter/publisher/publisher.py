@@ -413,7 +413,8 @@ class WeightPublisher:
 
         Args:
             layout: (name, dtype, shape) of every tensor that will be put, in any order: the
-                trainer's names, and the dtype in which each is published.
+                trainer's names, and the dtype in which each is published, but for
+                floating-point ones of a publisher that has a `dtype`.
             **options: as of `publish`.
         """
         publication = Publication(self._policy, UpdateOptions(**options))

@@ -5,6 +5,7 @@ from itertools import count
 
 import msgspec
 import numpy as np
+import pytest
 
 from rolloutbus.bus.streams.tap import TapEvent
 from rolloutbus.bus.wire.codec import pack
@@ -70,6 +71,22 @@ class Tape:
 
     def __iter__(self) -> Iterator[Record]:
         return iter(self.records)
+
+
+@pytest.mark.parametrize("kind", ["cancelled", "refused"])
+def test_a_rollout_that_was_stopped_and_went_on_is_one_row(kind: str) -> None:
+    tape = Tape()
+    tape.asked()
+    tape.placed(1)
+    tape.ended(kind)
+    tape.ended(kind)  # it came again
+    tape.add("sent", Entry("refused", RID))  # the router had no place for it
+    tape.asked()
+    tape.placed(2)
+    tape.ended()
+    (row,) = found = Trajectories(tape)
+    assert (row.n_attempts, row.ended_at - row.asked_at) == (2, 10.0)
+    assert (found.requests.n_unfinished, found.requests.n_open) == (0, 0)
 
 
 def test_a_row_tells_what_was_asked_what_came_and_when() -> None:
