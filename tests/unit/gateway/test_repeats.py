@@ -2,15 +2,18 @@
 
 import asyncio
 import json
+from collections.abc import Awaitable, Callable, MutableMapping
+from typing import Any
 
 import pytest
-from starlette.types import Message, Receive, Scope, Send
 
 from rolloutbus.gateway import repeats
 from rolloutbus.gateway.repeats import PATHS, OncePerRequestId
 
+Message = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[Message]]
 BODY = json.dumps({"model": "default"}).encode()
-SCOPE: Scope = {"type": "http", "path": min(PATHS), "headers": [(b"x-request-id", b"r1")]}
+SCOPE: Message = {"type": "http", "path": min(PATHS), "headers": [(b"x-request-id", b"r1")]}
 
 
 class Sampling:
@@ -20,7 +23,7 @@ class Sampling:
         self.n_asked = 0
         self.is_abandoned = asyncio.Event()
 
-    async def __call__(self, _scope: Scope, receive: Receive, _send: Send) -> None:
+    async def __call__(self, _scope: Message, receive: Receive, _send: object) -> None:
         self.n_asked += 1
         while (await receive())["type"] != "http.disconnect":
             pass
