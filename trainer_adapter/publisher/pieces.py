@@ -77,7 +77,7 @@ class Pieces:
         return room, early
 
     async def _reserved(self) -> Reserved:
-        """The store's answer; whoever is cancelled before it comes leaves it to the next one."""
+        """Returns the store's answer; a cancelled caller leaves it to the next one."""
         if self._reserving is None:
             self._reserving = asyncio.ensure_future(self._publication.reserve(self._layout))
         try:

@@ -287,7 +287,8 @@ class WeightPublisher:
             OtherFleet: another fleet came to the address meanwhile: publish again, to that one.
             PeerLost: no store, or a rank of a ShardedSource, is there any more; or, with outcome
                 `not_started`, the store lost what was being written: publish again.
-            DeadlineExceeded: no router answered; outcome `not_started`: nothing was published.
+            DeadlineExceeded: no router answered, or the update before has not ended; outcome
+                `not_started`: nothing was published.
         Spec: docs/protocol.md, "Weights".
         """
         return await _attended(self.start(tensors, layout=layout, **options))

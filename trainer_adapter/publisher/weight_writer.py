@@ -5,7 +5,7 @@ the trainer keeps its lease meanwhile.
 """
 
 import asyncio
-import contextlib
+import logging
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -28,6 +28,8 @@ from rolloutbus.bus.wire.limits import CHUNK_BYTES
 from rolloutbus.bus.wire.messages.endings import Problem
 from rolloutbus.bus.wire.messages.weights import PushChunk, Reserved, Tensor
 from rolloutbus.trainer_adapter.publisher.tensor_source import TORCH_DTYPES, TensorSource
+
+_log = logging.getLogger(__name__)
 
 PIECE_BYTES = 2 << 20
 """Of a host's tensor: little enough to stay in the cache until it has been judged."""
@@ -389,9 +391,12 @@ class WeightWriter:
     def room(self, reserved: Reserved, size_bytes: int) -> Room:
         """Where a version's bytes are to be put: its segment, if this process may map it."""
         if self._may_map and reserved.host == host_id():
-            with contextlib.suppress(SegmentGone):  # another user's, or gone: pushing tells
+            try:
                 content = self._segments.content(reserved.segment, size_bytes)
                 return Room(content, is_in_store=True)
+            except SegmentGone as error:
+                # Another user's; or gone, which the push tells.
+                _log.warning("the store's memory cannot be used, its bytes are pushed: %s", error)
         return Room(self._buffer_of(size_bytes), is_in_store=False)
 
     async def push(self, content: Bytes, reserved: Reserved, policy: str, bulk: BulkLink) -> None:

@@ -98,7 +98,7 @@ class WeightFiles:
                 shutil.rmtree(path, ignore_errors=True)
 
     def taken(self) -> Iterable[VersionKey]:
-        """Every version that was written, by whatever store."""
+        """Yields every version in the files, whichever store wrote it."""
         for path in self._root.glob("[!.]*/*"):
             if path.name.isdecimal():
                 yield _policy_of(path.parent.name), int(path.name)

@@ -5,7 +5,14 @@ import pytest
 import torch
 
 from rolloutbus.bus.weights.manifest import Bytes, digest_of
-from rolloutbus.trainer_adapter.publisher.weight_writer import PIECE_BYTES, Judgement, put
+from rolloutbus.bus.weights.shm import host_id
+from rolloutbus.bus.wire.messages.weights import Reserved
+from rolloutbus.trainer_adapter.publisher.weight_writer import (
+    PIECE_BYTES,
+    Judgement,
+    WeightWriter,
+    put,
+)
 
 FLOATS = [
     torch.float32,
@@ -82,3 +89,12 @@ def test_zeros_are_told_from_a_single_value(dtype: torch.dtype) -> None:
 def test_nothing_is_said_of_zeros_that_are_integers_or_not_there() -> None:
     assert not copied(torch.zeros(4, dtype=torch.int32), torch.int32)[1].is_zero
     assert not copied(torch.zeros(0), torch.float32)[1].is_zero
+
+
+def test_memory_of_the_store_that_cannot_be_used_is_told_and_its_bytes_are_pushed(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    gone = Reserved(1, host_id(), f"rolloutbus-{'0' * 16}-{'1' * 16}", 64)
+    room = WeightWriter().room(gone, 64)
+    assert (len(room.content), room.is_in_store) == (64, False)
+    assert "its bytes are pushed" in caplog.text
