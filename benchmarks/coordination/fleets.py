@@ -13,6 +13,7 @@ from typing import Protocol
 import msgspec
 import xxhash
 
+from benchmarks.cache_aware import CacheAware
 from benchmarks.coordination.engines import EngineShape, Job, SimEngine, VirtualTime
 from rolloutbus.bus.actor.effects import SendAll
 from rolloutbus.bus.prefix_hashes import MARKED_TOKENS, packed
@@ -115,48 +116,17 @@ class LeastLoaded:
         return min(engines, key=lambda each: (each.load, self._chance.random()))
 
 
-class CacheAware:
-    """SMG's `cache_aware` over its approximate tree, with its default thresholds.
-
-    It remembers which beginnings it has sent where. While loads are balanced, a request goes where
-    the longest part of its prompt went, if that is a large enough part; else to the least loaded.
-    Among several engines with the same part this one takes the least loaded, which is kinder than
-    the first one found. The memory is large enough to forget nothing in these runs.
-    """
-
-    CACHE_THRESHOLD = 0.3
-    BALANCE_ABS_THRESHOLD = 64
-    BALANCE_REL_THRESHOLD = 1.5
+class ByCache:
+    """Like SMG's `cache_aware`."""
 
     def __init__(self, chance: Random) -> None:
-        self._least_loaded = LeastLoaded(chance)
-        self._sent: dict[str, dict[SimEngine, int]] = {}
-        """Name of a beginning -> engine -> tokens of it that it got."""
+        self._placement = CacheAware(chance)
 
     def choose(self, job: Job, engines: Sequence[SimEngine]) -> SimEngine:
-        """By what was sent before, unless loads differ too much."""
-        loads = [each.load for each in engines]
-        least, most = min(loads), max(loads)
-        is_unbalanced = (
-            most - least > self.BALANCE_ABS_THRESHOLD and most > self.BALANCE_REL_THRESHOLD * least
-        )
-        engine = None if is_unbalanced else self._matching(job)
-        if engine is None:
-            engine = self._least_loaded.choose(job, engines)
-        for name, end in job.path:
-            self._sent.setdefault(name, {})[engine] = end
-        return engine
-
-    def _matching(self, job: Job) -> SimEngine | None:
-        for name, end in reversed(job.path):
-            holders = self._sent.get(name)
-            if holders:
-                longest = max(min(n, end) for n in holders.values())
-                if longest <= self.CACHE_THRESHOLD * job.n_prompt:
-                    return None
-                same = [each for each, n in holders.items() if min(n, end) == longest]
-                return min(same, key=lambda each: each.load)
-        return None
+        """By the prompts that went there before."""
+        loads = {each.name: each.load for each in engines}
+        name = self._placement.choose(job.path, loads)
+        return next(each for each in engines if each.name == name)
 
 
 class Balanced:
@@ -455,7 +425,7 @@ WAYS: dict[str, FleetMaker] = {
     "random": _balanced(AtRandom),
     "round_robin": _balanced(RoundRobin),
     "least_loaded": _balanced(LeastLoaded),
-    "cache_aware": _balanced(CacheAware),
+    "cache_aware": _balanced(ByCache),
     "bus": _routed(),
     "bus_names": _routed(uses_names=True),
     "bus_prefixes": _routed(reports=True),

@@ -7,14 +7,18 @@ per second meanwhile against the quiet times before and after, and the longest g
 deltas of one stream. The first publish by each way has figures of its own: what is lazy is warm
 after the first of all.
 
+`collective` has a worker on each of the other GPUs, to which the trainer broadcasts over nccl.
+Beside it stands what such a broadcast takes to as many processes that do nothing else.
+
 Streams are read in a process of their own (`elsewhere`) or beside the publisher (`beside`), where
 its threads and the readers share one interpreter.
 
-One engine, which makes up the weights that it begins with, serves all ways. Each publish is told on
-standard error at once: a run that is cut off leaves what it has found.
+Engines make up the weights that they begin with; one serves all ways on its GPU. Each publish is
+told on standard error at once: a run that is cut off leaves what it has found.
 
     python benchmarks/gpu/publish.py --layers 32 --json
     python benchmarks/gpu/publish.py --layers 32 --readers elsewhere --picture publish.png
+    python benchmarks/gpu/publish.py --layers 32 --readers elsewhere --ways collective
 """
 
 import argparse
@@ -35,8 +39,10 @@ from typing import Any, Literal, Self, cast, get_args
 import torch
 
 import rolloutbus
+from benchmarks.gpu.raw_broadcast import raw_broadcast_s
 from benchmarks.gpu.weights import WAYS, Weights, build_model, copy_s
 from rolloutbus import RolloutClient, SamplingParams, WeightPublisher
+from rolloutbus.trainer_adapter.publisher.collective import CollectiveOffering
 
 DEADLINE_S = 300.0
 PROMPT = list(range(3, 19))
@@ -56,6 +62,8 @@ class Publishing:
     """Each phase with its first moment, as time.perf_counter() tells it."""
     ended: float = 0.0
     stall_s: float = 0.0
+    broadcast_s: float = 0.0
+    """`collective`: from the router's order until all workers have verified what they got."""
 
     @property
     def total_s(self) -> float:
@@ -187,26 +195,55 @@ def longest_gap(news: News, start: float, stop: float) -> float:
     return max(found, default=stop - start)
 
 
-async def publish(publisher: WeightPublisher, weights: Weights, way: Transport) -> Publishing:
-    """One version, watched."""
-    found = Publishing(time.perf_counter())
-    handle = publisher.start(weights, transport=way, require="all", deadline_s=DEADLINE_S)
-    async for progress in handle.changes():
-        if not found.phases or found.phases[-1][0] != progress.phase:
-            found.phases.append((progress.phase, time.perf_counter()))
-    published = await handle
-    found.ended = time.perf_counter()
-    found.stall_s = max(published.stall_ms.values()) / 1e3
-    taken = set(published.transport.values())
-    if taken != {way}:
-        raise SystemExit(f"{way} was not taken: {taken} {published.why}")
-    return found
+class TimedOffering(CollectiveOffering):
+    """Tells how long its last broadcast took."""
+
+    took_s = 0.0
+
+    async def serve(self) -> None:
+        """Send, by the clock."""
+        began = time.perf_counter()
+        await super().serve()
+        self.took_s = time.perf_counter() - began
+
+
+class Trainer:
+    """Publishes the same weights again and again, watched."""
+
+    def __init__(self, client: RolloutClient, weights: Weights) -> None:
+        self._publisher = WeightPublisher(client)
+        self._weights = weights
+        self._offering = TimedOffering("nccl")
+        self._publisher.offer("collective", self._offering)
+
+    async def publish(self, way: Transport) -> Publishing:
+        """One version."""
+        found = Publishing(time.perf_counter())
+        handle = self._publisher.start(
+            self._weights, transport=way, require="all", deadline_s=DEADLINE_S
+        )
+        async for progress in handle.changes():
+            if not found.phases or found.phases[-1][0] != progress.phase:
+                found.phases.append((progress.phase, time.perf_counter()))
+        published = await handle
+        found.ended = time.perf_counter()
+        found.stall_s = max(published.stall_ms.values()) / 1e3
+        taken = set(published.transport.values())
+        if taken != {way}:
+            raise SystemExit(f"{way} was not taken: {taken} {published.why}")
+        if way == "collective":
+            found.broadcast_s = self._offering.took_s
+        return found
+
+    def close(self) -> None:
+        """Free its copies."""
+        self._publisher.forget()
 
 
 async def measure(
     model: Path, weights: Weights, options: argparse.Namespace
 ) -> dict[str, dict[str, Any]]:
-    """Publishes among quiet times, way by way, to a fleet of one SGLang engine that is read."""
+    """Publishes among quiet times, way by way, to SGLang engines that are read."""
     arguments = {
         "load_format": "dummy",
         "attention_backend": "triton",
@@ -224,33 +261,46 @@ async def measure(
         "arguments": arguments,
     }
     rows: dict[str, dict[str, Any]] = {}
-    began = time.perf_counter()
-    async with AsyncExitStack() as stack:
-        up = rolloutbus.up(model=model, workers=1, engine="sglang", engine_options=engine_options)
-        fleet = await stack.enter_async_context(up)
-        client = await stack.enter_async_context(rolloutbus.connect(fleet.address, name="trainer"))
-        publisher = WeightPublisher(client)
-        _say(f"the engine serves after {time.perf_counter() - began:.0f} s")
-        for way in options.ways:
-            for place in options.readers:
-                is_beside = place == "beside"
-                readers = (
-                    Readers(client, options.streams)
-                    if is_beside
-                    else await ReadersElsewhere.begin(fleet.address, options.streams)
-                )
-                await readers.begun()
-                name = f"{way}, readers {place}"
-                rows[name] = await measure_way(name, publisher, weights, way, readers, options)
-                await readers.close()
-        publisher.forget()
+    all_ways: list[Transport] = options.ways
+    here: list[Transport] = [way for way in all_ways if way != "collective"]
+    others: list[Transport] = [way for way in all_ways if way == "collective"]
+    for ways, gpus in ((here, [0]), (others, [*range(1, torch.cuda.device_count())])):
+        if not ways:
+            continue
+        began = time.perf_counter()
+        async with AsyncExitStack() as stack:
+            up = rolloutbus.up(
+                model=model,
+                workers=len(gpus),
+                gpus=[[gpu] for gpu in gpus],
+                engine="sglang",
+                engine_options=engine_options,
+            )
+            fleet = await stack.enter_async_context(up)
+            connecting = rolloutbus.connect(fleet.address, name="trainer")
+            client = await stack.enter_async_context(connecting)
+            trainer = Trainer(client, weights)
+            stack.callback(trainer.close)
+            _say(f"{len(gpus)} engines serve after {time.perf_counter() - began:.0f} s")
+            n_streams = options.streams * len(gpus)
+            for way in ways:
+                for place in options.readers:
+                    is_beside = place == "beside"
+                    readers = (
+                        Readers(client, n_streams)
+                        if is_beside
+                        else await ReadersElsewhere.begin(fleet.address, n_streams)
+                    )
+                    await readers.begun()
+                    name = f"{way}, readers {place}"
+                    rows[name] = await measure_way(name, trainer, way, readers, options)
+                    await readers.close()
     return rows
 
 
 async def measure_way(
     name: str,
-    publisher: WeightPublisher,
-    weights: Weights,
+    trainer: Trainer,
     way: Transport,
     readers: Readers | ReadersElsewhere,
     options: argparse.Namespace,
@@ -260,7 +310,7 @@ async def measure_way(
     news: News = [], []  # brought piece by piece: all at once would be a gap of its own
     for number in range(options.rounds + 1):
         await asyncio.sleep(QUIET_S)
-        found.append(await publish(publisher, weights, way))
+        found.append(await trainer.publish(way))
         await asyncio.sleep(AFTER_S)
         arrivals, gaps = await readers.news()
         news[0].extend(arrivals)
@@ -277,6 +327,7 @@ def told_of(each: Publishing, news: News) -> dict[str, Any]:
     return {
         "total_ms": _ms(each.total_s),
         "phases_ms": {name: _ms(duration) for name, duration in each.durations().items()},
+        "broadcast_ms": _ms(each.broadcast_s),
         "stall_ms": _ms(each.stall_s),
         "rate_to_quiet": round(_slowness(each, news), 3),
         "gap_ms": _ms(_gap(each, news)),
@@ -300,6 +351,8 @@ def row_of(found: Sequence[Publishing], news: News) -> dict[str, Any]:
         "total_max_ms": _ms(max(each.total_s for each in others)),
         "first_ms": _ms(first.total_s),
         "phases_ms": {name: _ms(each) for name, each in phases.items()},
+        "broadcast_ms": _ms(statistics.median(each.broadcast_s for each in others)),
+        "first_broadcast_ms": _ms(first.broadcast_s),
         "stall_ms": _ms(statistics.median(each.stall_s for each in others)),
         "rate_to_quiet": round(statistics.median(slowness), 3),
         "first_rate_to_quiet": round(_slowness(first, news), 3),
@@ -362,6 +415,10 @@ def run(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
     }
     _say(json.dumps(report))
     torch.cuda.empty_cache()  # the engine measures what is free
+    if "collective" in options.ways:
+        raw, first = raw_broadcast_s(weights, options.rounds, folder)
+        report |= {"raw_broadcast_ms": _ms(raw), "first_raw_broadcast_ms": _ms(first)}
+        _say(f"a broadcast to {torch.cuda.device_count() - 1} GPUs takes {_ms(raw)} ms")
     return report | {"ways": asyncio.run(measure(folder / "model", weights, options))}
 
 
@@ -386,6 +443,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if options.read:
         asyncio.run(read_for_another(options.read, options.streams))
         return
+    if "collective" in options.ways and torch.cuda.device_count() < 2:
+        parser.error("--ways collective: needs a second GPU")
     with tempfile.TemporaryDirectory(prefix="publish-") as folder:
         report = run(options, Path(folder))
     if options.picture:

@@ -1,4 +1,4 @@
-"""Collective transport: how the ranks meet, and one broadcast from rank 0 by gloo or nccl.
+"""Collective transport: how the ranks meet, and broadcasts from rank 0 by gloo or nccl.
 
 The rendezvous is a key-value store that the trainer serves (a TCPStore). The program around it may
 have process groups already, so torch's global default group is never touched. `torch.distributed`
@@ -6,7 +6,9 @@ is given and not imported: the bus does not depend on it. Spec: docs/protocol.md
 """
 
 import os
+import threading
 import time
+import weakref
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -23,10 +25,12 @@ WORLD = "world"
 """Ranks in all, in decimal: written by every worker, first of all."""
 GO = "go"
 """Written by the trainer: empty, or why nothing will be sent."""
+GROUP_NAME = "group_name"
+"""Written by the trainer before an empty `GO`: the group that all of them have, or a new one."""
 END = "end"
 """Written by the trainer: all have the bytes, or it gave up; links may be closed."""
 GROUP = "group"
-"""Prefix of the process group's own keys."""
+"""Prefix of a new process group's own keys."""
 
 
 MAX_TIMEOUT_MS = 86_400_000
@@ -39,6 +43,8 @@ class RankReport(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_d
     """Why it does not take part, or why it could not use what it got."""
     gpu: Annotated[str, msgspec.Meta(max_length=64)] = ""
     """UUID of the GPU it receives on; nccl cannot have two ranks on one."""
+    group: Annotated[str, msgspec.Meta(max_length=64)] = ""
+    """Name of the group that it has kept, in which it has the same rank of as many; empty: none."""
 
 
 class BadReport(ValueError):
@@ -120,10 +126,10 @@ class BrokenGroup(Exception):
 
 
 class RankGroup:
-    """Links to the other ranks, from construction to `close`; used by one thread."""
+    """Links to the other ranks, from construction to `close`; used by one thread at a time."""
 
-    def __init__(self, distributed: Any, store: Any, seat: Seat) -> None:  # noqa: ANN401
-        """Meet the other ranks in `store`, a store of `distributed`.
+    def __init__(self, distributed: Any, store: Any, seat: Seat, name: str) -> None:  # noqa: ANN401
+        """Meet the other ranks in `store`, a store of `distributed` that outlives the group.
 
         Raises:
             BrokenGroup: they did not come in time.
@@ -131,11 +137,18 @@ class RankGroup:
         own = distributed.PrefixStore(GROUP, store)
         self._distributed = distributed
         self._seat = seat
+        self.name = name
+        """The same at all ranks, and no other group's."""
         build = _gloo if seat.backend == "gloo" else _nccl
         try:
             self._group: Any = build(distributed, own, seat)
         except RuntimeError as error:
             raise BrokenGroup(first_line(error)) from None
+
+    def has_seat(self, backend: str, rank: int, world: int) -> bool:
+        """Whether this is that rank's end of a group of as many."""
+        seat = self._seat
+        return (seat.backend, seat.rank, seat.world) == (backend, rank, world)
 
     def broadcast(self, pieces: Sequence[Any]) -> None:
         """Rank 0's content of each tensor becomes everybody's.
@@ -157,6 +170,38 @@ class RankGroup:
         if self._group is not None and self._seat.backend == "nccl":
             self._group.abort()
         self._group = None
+
+
+class KeptGroup:
+    """Keeps the group of the last version for the next one; closed when the process ends."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._groups: list[RankGroup] = []
+        """At most one."""
+        weakref.finalize(self, _close_all, self._groups)
+
+    def take(self) -> RankGroup | None:
+        """The group, which belongs to the caller from now on; None: there is none."""
+        with self._lock:
+            return self._groups.pop() if self._groups else None
+
+    def keep(self, group: RankGroup) -> None:
+        """Keep this one, in which nothing has failed; close the other one, if there is any."""
+        with self._lock:
+            others, self._groups[:] = [*self._groups], [group]
+        _close_all(others)
+
+    def close(self) -> None:
+        """Close the group, if there is any."""
+        group = self.take()
+        if group is not None:
+            group.close()
+
+
+def _close_all(groups: Sequence[RankGroup]) -> None:
+    for each in groups:
+        each.close()
 
 
 def _wait(works: Sequence[Any], seat: Seat) -> str:

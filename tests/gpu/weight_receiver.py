@@ -16,7 +16,7 @@ import torch
 
 from rolloutbus.bus.transport.bulk import BulkLink
 from rolloutbus.bus.weights.manifest import digest_of
-from rolloutbus.bus.weights.rank_group import RankReport
+from rolloutbus.bus.weights.rank_group import KeptGroup
 from rolloutbus.bus.wire.errors import EngineFailed
 from rolloutbus.bus.wire.messages.weights import Manifest, PrepareUpdate
 from rolloutbus.engine_worker.weights.buffers import SpareBuffer
@@ -30,8 +30,8 @@ from rolloutbus.engine_worker.weights.transports.cuda_ipc import CudaIpc
 class HalfRendezvous(WorkerRendezvous):
     """Receives one bucket, says so, and is not heard of again."""
 
-    def receive(self, pieces: Sequence[torch.Tensor], backend: str) -> None:
-        super().receive(pieces[:1], backend)
+    def receive(self, pieces: Sequence[torch.Tensor]) -> None:
+        super().receive(pieces[:1])
         say(half=True)
         os.kill(os.getpid(), signal.SIGSTOP)
 
@@ -82,10 +82,12 @@ class WeightReceiver:
     def _half(self, order: dict[str, Any]) -> None:
         manifest = msgspec.json.decode(order["manifest"], type=Manifest)
         offer = offer_of(manifest, "collective")
-        meeting = HalfRendezvous(offer.at, (order["rank"], order["world"]))
+        meeting = HalfRendezvous(
+            offer.at, offer.backend, (order["rank"], order["world"]), KeptGroup()
+        )
         landing = GpuBuffer((self._gpu,), offer.buckets)
-        meeting.join(RankReport(gpu=self._gpu))
-        meeting.receive(landing.pieces, offer.backend)
+        meeting.join(gpu=self._gpu)
+        meeting.receive(landing.pieces)
 
 
 def say(**report: object) -> None:

@@ -8,7 +8,9 @@ import sys
 import threading
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from operator import le
+from pathlib import Path
 from typing import Any, cast
 
 import msgspec
@@ -17,7 +19,7 @@ import torch
 
 from rolloutbus.bus.transport.bulk import BulkLink
 from rolloutbus.bus.weights.manifest import digest_of
-from rolloutbus.bus.weights.rank_group import RankReport
+from rolloutbus.bus.weights.rank_group import KeptGroup
 from rolloutbus.bus.wire.errors import EngineFailed
 from rolloutbus.bus.wire.messages.weights import Manifest, PrepareUpdate
 from rolloutbus.engine_worker.weights.buffers import SpareBuffer
@@ -33,8 +35,8 @@ SETTLE_S = 60.0
 class HalfRendezvous(WorkerRendezvous):
     """Receives one bucket, says so, and is not heard of again."""
 
-    def receive(self, pieces: Sequence[torch.Tensor], backend: str) -> None:
-        super().receive(pieces[:1], backend)
+    def receive(self, pieces: Sequence[torch.Tensor]) -> None:
+        super().receive(pieces[:1])
         print(json.dumps({"half": True}), flush=True)
         os.kill(os.getpid(), signal.SIGSTOP)
 
@@ -56,10 +58,10 @@ async def take(way: Collective, order: dict[str, Any]) -> dict[str, Any]:
 def take_half(order: dict[str, Any]) -> None:
     manifest = msgspec.json.decode(order["manifest"], type=Manifest)
     offer = offer_of(manifest, "collective")
-    meeting = HalfRendezvous(offer.at, (order["rank"], order["world"]))
+    meeting = HalfRendezvous(offer.at, offer.backend, (order["rank"], order["world"]), KeptGroup())
     landing = HostBuffer(np.empty(manifest.size_bytes, np.uint8), manifest, offer.buckets)
-    meeting.join(RankReport())
-    meeting.receive(landing.pieces, offer.backend)
+    meeting.join()
+    meeting.receive(landing.pieces)
 
 
 def held_at_rest(before: list[int]) -> list[int]:
@@ -70,6 +72,15 @@ def held_at_rest(before: list[int]) -> list[int]:
         if all(map(le, held, before)) or time.monotonic() > give_up_at:
             return held
         time.sleep(0.01)  # a thread that was joined is listed a moment longer
+
+
+def sockets() -> list[str]:
+    """Those that are open; no two of a host ever have the same name."""
+    names: list[str] = []
+    for each in Path("/proc/self/fd").iterdir():
+        with suppress(FileNotFoundError):  # the directory itself, read a moment ago
+            names.append(str(each.readlink()))
+    return [each for each in names if each.startswith("socket:")]
 
 
 def main() -> None:
@@ -85,7 +96,9 @@ def main() -> None:
         for each in threading.enumerate():
             if each.name.startswith("rolloutbus"):
                 each.join()  # its result was there a moment before its end
-        held = report["held"] = held_at_rest(held)
+        if order.get("must_settle"):
+            held = report["held"] = held_at_rest(held)
+        report["sockets"] = sockets()
         print(json.dumps(report), flush=True)
 
 

@@ -67,12 +67,19 @@ def ranks(n: int) -> AbstractAsyncContextManager[list[LineProcess]]:
 
 
 async def broadcast(
-    offering: CollectiveOffering, version: Version, workers: list[LineProcess], world: int = 0
+    offering: CollectiveOffering,
+    version: Version,
+    workers: list[LineProcess],
+    world: int = 0,
+    *,
+    must_settle: bool = False,
 ) -> list[dict[str, Any]]:
+    """What the workers say; `must_settle`: they hold no more than after the version before."""
     offers = await offering.prepare(version.layout, version.tensors)
     manifest = version.manifest(offers)
     for rank, each in enumerate(workers, 1):
-        each.tell("take", manifest=manifest, rank=rank, world=world or len(workers) + 1)
+        order = {"manifest": manifest, "rank": rank, "world": world or len(workers) + 1}
+        each.tell("take", **order, must_settle=must_settle)
     async with asyncio.timeout(DEADLINE_S):
         await offering.serve()
     await offering.close()
@@ -89,7 +96,7 @@ async def test_every_worker_gets_every_byte_version_after_version(
     async with ranks(n_workers) as workers:
         for number in (1, 2, 3):
             version = Version(number, seed)
-            got = await broadcast(offering, version, workers)
+            got = await broadcast(offering, version, workers, must_settle=True)
             assert offering.problem == ""
             assert [each["digests"] for each in got] == [version.expected] * n_workers
             assert {each["moved_bytes"] for each in got} == {total_bytes(version.layout)}
@@ -100,6 +107,52 @@ async def test_every_worker_gets_every_byte_version_after_version(
                 await asyncio.sleep(PACE_S)  # what a thread has closed is listed a moment longer
     before, after = chain(*held[1]), chain(*held[2])
     assert all(map(le, after, before)), held
+
+
+async def test_ranks_keep_their_links_from_version_to_version(seed: int) -> None:
+    offering = CollectiveOffering(bucket_bytes=BUCKET_BYTES)
+    async with ranks(2) as workers:
+        got = [await broadcast(offering, Version(number, seed), workers) for number in (1, 2)]
+        for before, after in zip(*got, strict=True):
+            assert before["sockets"]
+            assert set(before["sockets"]) <= set(after["sockets"])
+        offering.forget()
+        version = Version(3, seed)
+        last = await broadcast(offering, version, workers)
+    for before, after in zip(got[1], last, strict=True):
+        assert after["digests"] == version.expected
+        assert not set(before["sockets"]) & set(after["sockets"])
+
+
+async def test_a_rank_that_left_or_came_or_changed_its_place_means_another_group(seed: int) -> None:
+    offering = CollectiveOffering(bucket_bytes=BUCKET_BYTES)
+    async with ranks(3) as (first, second, third):
+        companies = [(first, second), (first,), (first, third), (third, first), (second, third)]
+        for number, company in enumerate(companies, 1):
+            version = Version(number, seed)
+            got = await broadcast(offering, version, [*company])
+            assert offering.problem == ""
+            assert [each["digests"] for each in got] == [version.expected] * len(company)
+
+
+async def test_workers_of_two_trainers_take_versions_of_both_in_turns(seed: int) -> None:
+    offerings = [CollectiveOffering(bucket_bytes=BUCKET_BYTES) for _ in range(2)]
+    async with ranks(2) as workers:
+        for number in range(1, 5):
+            version = Version(number, seed)
+            got = await broadcast(offerings[number % 2], version, workers)
+            assert [each["digests"] for each in got] == [version.expected] * 2
+
+
+async def test_a_rank_that_dies_between_versions_is_replaced(seed: int) -> None:
+    offering = CollectiveOffering(bucket_bytes=BUCKET_BYTES)
+    async with ranks(3) as (doomed, other, heir):
+        await broadcast(offering, Version(1, seed), [doomed, other])
+        await doomed.kill()
+        version = Version(2, seed)
+        got = await broadcast(offering, version, [heir, other])
+        assert offering.problem == ""
+        assert [each["digests"] for each in got] == [version.expected] * 2
 
 
 async def test_a_rank_that_is_killed_half_way_ends_it_for_all_and_the_next_one_works(

@@ -6,6 +6,7 @@ Spec: docs/protocol.md, "Collective".
 import asyncio
 import contextlib
 import logging
+import secrets
 import socket
 from collections.abc import Sequence
 from datetime import timedelta
@@ -20,10 +21,12 @@ from rolloutbus.bus.strict_calls import strict
 from rolloutbus.bus.weights.rank_group import (
     END,
     GO,
+    GROUP_NAME,
     TIMEOUT,
     WORLD,
     BadReport,
     BrokenGroup,
+    KeptGroup,
     RankGroup,
     RankReport,
     Seat,
@@ -105,10 +108,15 @@ class Rendezvous:
                 for rank in came:
                     await self._written(done_key(rank))
 
-    def go(self, why_not: str) -> None:
-        """Tells waiting ranks to begin, or why not (`why_not`); only the first call counts."""
+    def go(self, why_not: str, group: str = "") -> str:
+        """Tells waiting ranks to begin in this group, or why not; only the first call counts.
+
+        Returns what counts: empty, or why not.
+        """
         if not self._store.check([GO]):
+            self._store.set(GROUP_NAME, group)
             self._store.set(GO, why_not)
+        return self._store.get(GO).decode()
 
     def call_off(self) -> None:
         """Cancels the transfer unless it has begun; the wait for ranks' reports ends at once."""
@@ -152,7 +160,8 @@ _log = logging.getLogger(__name__)
 class CollectiveOffering:
     """See `Offering`. Holds a second copy of the weights, from version to version.
 
-    A group is made for each version, of the workers that the router chose, and never used again.
+    A group is made of the workers that the router chose, and kept as long as it chooses the same
+    ones and nothing fails: to make one over nccl takes longer than to send a model.
     """
 
     def __init__(
@@ -181,6 +190,9 @@ class CollectiveOffering:
         self._pieces: list[torch.Tensor] = []
         self._device = _CPU
         self._rendezvous: Rendezvous | None = None
+        self._kept = KeptGroup()
+        self._home: Rendezvous | None = None
+        """Where the kept group was made, which needs it."""
         self.problem = ""
         """Why some worker did not get the last version this way; empty if all workers got it."""
 
@@ -197,6 +209,8 @@ class CollectiveOffering:
         device = _CPU if self._backend == "gloo" else only_gpu(tensors)
         if device is None:
             return []
+        if device != self._device:
+            self._kept.close()  # its links are those of the other one
         self._device, self.problem = device, "no worker has asked for it"
         queued = QueuedWork(tensors)
         try:
@@ -250,24 +264,29 @@ class CollectiveOffering:
             rendezvous.end()
 
     def forget(self) -> None:
-        """Free the copy."""
+        """Free the copy, and let go of the workers."""
         self._pieces = []
+        self._kept.close()
+        self._home = None
 
     async def _send(self, rendezvous: Rendezvous) -> str:
         """Sends the weights; returns why not all ranks have them, or empty if all have."""
         world = await rendezvous.world()
         gpu = gpu_uuid(self._device) if self._device.type == "cuda" else ""
         reports = await rendezvous.joined(world)
-        problem = why_not(gpu, reports)
-        rendezvous.go(problem)
+        kept = self._kept_by_all(reports)
+        name = kept.name if kept is not None else secrets.token_hex(8)
+        problem = rendezvous.go(why_not(gpu, reports), name)
         if problem:
+            if kept is not None:
+                self._kept.keep(kept)
             await rendezvous.heard(reports)
             return problem
         seat = Seat(self._backend, 0, world, self._host, self._timeout_s)
         pieces = self._pieces
 
         def broadcast() -> RankGroup:
-            group = RankGroup(dist, rendezvous.client(), seat)
+            group = kept or RankGroup(dist, rendezvous.client(), seat, name)
             try:
                 group.broadcast(pieces)
             except BaseException:
@@ -280,10 +299,28 @@ class CollectiveOffering:
         except BaseException:
             self._pieces = []  # the thread may read them still: the next version gets others
             raise
+        has_failed = True
         try:
-            return why_not("", await rendezvous.done(world))
+            problem = why_not("", await rendezvous.done(world))
+            has_failed = bool(problem)
+            return problem
         finally:
-            group.close()
+            if has_failed:
+                group.close()
+            else:
+                self._kept.keep(group)
+                self._home = self._home if kept else rendezvous
+
+    def _kept_by_all(self, reports: Sequence[RankReport]) -> RankGroup | None:
+        """The group that was kept, if all ranks have kept it; else it is closed."""
+        group = self._kept.take()
+        if group is None:
+            return None
+        is_theirs = {each.group for each in reports} == {group.name}
+        if is_theirs and group.has_seat(self._backend, 0, len(reports) + 1):
+            return group
+        group.close()
+        return None
 
     def _copy(
         self, layout: Sequence[Tensor], tensors: Sequence[torch.Tensor], queued: QueuedWork

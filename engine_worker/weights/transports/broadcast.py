@@ -12,10 +12,12 @@ from rolloutbus.bus.weights.manifest import Bytes
 from rolloutbus.bus.weights.rank_group import (
     END,
     GO,
+    GROUP_NAME,
     TIMEOUT,
     WORLD,
     BadReport,
     BrokenGroup,
+    KeptGroup,
     RankGroup,
     RankReport,
     Seat,
@@ -42,8 +44,10 @@ _MARGIN_S = 10.0
 class WorkerRendezvous:
     """A connection to the rendezvous; it is useless after any error."""
 
-    def __init__(self, at: str, seat: tuple[int, int]) -> None:
+    def __init__(self, at: str, backend: str, seat: tuple[int, int], kept: KeptGroup) -> None:
         """Connect to `at`, `host:port`, as `seat`: (rank, world).
+
+        `kept` has the group of the last version, if any, and gets that of this one.
 
         Raises:
             CannotFetch: the trainer is not there.
@@ -64,26 +68,32 @@ class WorkerRendezvous:
                 f"the rendezvous at {at} is not there: {first_line(error)}"
             ) from error
         self._patience = timedelta(seconds=self._timeout_s + _MARGIN_S)
-        self._rank, self._world = seat
+        self._backend, (self._rank, self._world) = backend, seat
+        self._kept = kept
         self._group: RankGroup | None = None
 
-    def join(self, report: RankReport) -> None:
-        """Report that this rank is there, or why it will not be.
+    def join(self, *, problem: str = "", gpu: str = "") -> None:
+        """Report that this rank is there, on this GPU if it is, or why it will not be.
 
         Raises:
             CannotFetch: the broadcast is over, the rank is taken, or the trainer is gone.
         """
+        self._group = self._kept.take()
+        if self._group is not None and not self._group.has_seat(
+            self._backend, self._rank, self._world
+        ):
+            self.close()
+        group = self._group.name if self._group is not None else ""
+        report = RankReport(problem=problem, gpu=gpu, group=group)
         try:
-            if self._store.check([END]):
-                raise CannotFetch("the broadcast is over")
-            if self._store.add(seat_key(self._rank), 1) > 1:
-                raise CannotFetch(f"rank {self._rank} was there already")
-            self._store.set(WORLD, str(self._world))
-            self._store.set(joined_key(self._rank), write_report(report))
+            why_not = self._take_seat(report)
         except RuntimeError as error:
-            raise CannotFetch(f"the rendezvous has gone: {first_line(error)}") from error
+            why_not = f"the rendezvous has gone: {first_line(error)}"
+        if why_not:
+            self.close()
+            raise CannotFetch(why_not)
 
-    def receive(self, pieces: Sequence[torch.Tensor], backend: str) -> None:
+    def receive(self, pieces: Sequence[torch.Tensor]) -> None:
         """Wait for the others, then for the bytes.
 
         Raises:
@@ -95,30 +105,54 @@ class WorkerRendezvous:
             if why_not:
                 # The trainer waits for this, so that no rank's links end before it knows why.
                 self._store.set(done_key(self._rank), write_report(RankReport(problem=why_not)))
+                self._keep()
                 raise CannotFetch(why_not)
-            own = self._own_address
-            seat = Seat(backend, self._rank, self._world, own, self._timeout_s)
-            self._store.set_timeout(timedelta(seconds=self._timeout_s))
-            self._group = RankGroup(dist, self._store, seat)
-            self._group.broadcast(pieces)
+            self._meet(self._store.get(GROUP_NAME).decode(errors="replace")).broadcast(pieces)
         except (RuntimeError, BrokenGroup) as error:
             self.close()
             raise CannotFetch(f"the broadcast broke: {first_line(error)}") from error
 
-    def report(self, report: RankReport) -> None:
+    def report(self, problem: str) -> None:
         """Report how it ended, and stay until all ranks have ended: they receive through it."""
         try:
-            self._store.set(done_key(self._rank), write_report(report))
+            self._store.set(done_key(self._rank), write_report(RankReport(problem=problem)))
             self._store.wait([END], self._patience)
+            if not problem:
+                self._keep()
         except RuntimeError:
             return  # the trainer is gone; what we have, we have
         finally:
             self.close()
 
     def close(self) -> None:
-        """Cut the links to the other ranks."""
+        """Cut the links to the other ranks, unless they are kept."""
         if self._group is not None:
             self._group.close()
+            self._group = None
+
+    def _take_seat(self, report: RankReport) -> str:
+        """Returns why it cannot be taken, or nothing. Raises RuntimeError: the trainer is gone."""
+        if self._store.check([END]):
+            return "the broadcast is over"
+        if self._store.add(seat_key(self._rank), 1) > 1:
+            return f"rank {self._rank} was there already"
+        self._store.set(WORLD, str(self._world))
+        self._store.set(joined_key(self._rank), write_report(report))
+        return ""
+
+    def _meet(self, name: str) -> RankGroup:
+        """The group of that name: the one that was kept, or a new one with all ranks."""
+        if self._group is None or self._group.name != name:
+            self.close()
+            seat = Seat(self._backend, self._rank, self._world, self._own_address, self._timeout_s)
+            self._store.set_timeout(timedelta(seconds=self._timeout_s))
+            self._group = RankGroup(dist, self._store, seat, name)
+        return self._group
+
+    def _keep(self) -> None:
+        """Leave the group to the next version; if the trainer does not, it will say so then."""
+        if self._group is not None:
+            self._kept.keep(self._group)
             self._group = None
 
 
@@ -176,7 +210,7 @@ ReceiveBuffer = HostBuffer | GpuBuffer
 
 
 def receive(
-    offer: Offer, seat: tuple[int, int], place: Callable[[], ReceiveBuffer]
+    offer: Offer, seat: tuple[int, int], kept: KeptGroup, place: Callable[[], ReceiveBuffer]
 ) -> ReceiveBuffer:
     """Receive an offer into the buffer that `place` makes, and verify it; blocks.
 
@@ -186,16 +220,17 @@ def receive(
         CannotFetch: there was no broadcast, or it broke.
         EngineFailed: other bytes came than were published.
     """
-    rendezvous = WorkerRendezvous(offer.at, seat)
+    rendezvous = WorkerRendezvous(offer.at, offer.backend, seat, kept)
     try:
         buffer = place()
     except CannotFetch as error:
-        rendezvous.join(RankReport(problem=str(error)))  # or the others would wait for this rank
+        rendezvous.join(problem=str(error))  # or the others would wait for this rank
+        rendezvous.close()
         raise
-    rendezvous.join(RankReport(gpu=buffer.gpu))
-    rendezvous.receive(buffer.pieces, offer.backend)
+    rendezvous.join(gpu=buffer.gpu)
+    rendezvous.receive(buffer.pieces)
     wrong = buffer.wrong()
-    rendezvous.report(RankReport(problem=wrong.problem.message if wrong is not None else ""))
+    rendezvous.report(wrong.problem.message if wrong is not None else "")
     if wrong is not None:
         raise wrong
     return buffer

@@ -9,6 +9,7 @@ from functools import partial
 from rolloutbus.bus.actor.loop import in_daemon_thread
 from rolloutbus.bus.transport.bulk import BulkLink
 from rolloutbus.bus.weights.manifest import Bytes, total_bytes
+from rolloutbus.bus.weights.rank_group import KeptGroup
 from rolloutbus.bus.wire.messages.weights import Manifest, Offer, PrepareUpdate
 from rolloutbus.engine_worker.weights.buffers import SpareBuffer
 from rolloutbus.engine_worker.weights.staged import CannotFetch, Fetcher, Staged
@@ -22,6 +23,11 @@ class Collective(Fetcher):
         """`gpus`: UUIDs of those that hold the engine's weights."""
         self._spare = spare
         self._gpus = gpus
+        self._kept = KeptGroup()
+
+    def close(self) -> None:
+        """Let go of the other ranks."""
+        self._kept.close()
 
     async def fetch(self, ask: PrepareUpdate, manifest: Manifest, store: BulkLink) -> Staged:
         """Receive and verify; see `Fetcher`."""
@@ -54,5 +60,5 @@ class Collective(Fetcher):
             if content is not None:
                 self._spare.give_back(content)
 
-        received = receive(offer, (ask.rank, ask.world), place)
+        received = receive(offer, (ask.rank, ask.world), self._kept, place)
         return in_buckets(manifest, "collective", offer.buckets, received.parts, release)
