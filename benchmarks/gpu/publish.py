@@ -63,6 +63,8 @@ class Publishing:
     ended: float = 0.0
     stall_s: float = 0.0
     broadcast_s: float = 0.0
+    """`collective`: of all buckets to all workers."""
+    transfer_s: float = 0.0
     """`collective`: from the router's order until all workers have verified what they got."""
 
     @property
@@ -196,15 +198,15 @@ def longest_gap(news: News, start: float, stop: float) -> float:
 
 
 class TimedOffering(CollectiveOffering):
-    """Tells how long its last broadcast took."""
+    """Tells how long its last transfer took."""
 
-    took_s = 0.0
+    transfer_s = 0.0
 
     async def serve(self) -> None:
         """Send, by the clock."""
         began = time.perf_counter()
         await super().serve()
-        self.took_s = time.perf_counter() - began
+        self.transfer_s = time.perf_counter() - began
 
 
 class Trainer:
@@ -232,7 +234,8 @@ class Trainer:
         if taken != {way}:
             raise SystemExit(f"{way} was not taken: {taken} {published.why}")
         if way == "collective":
-            found.broadcast_s = self._offering.took_s
+            found.broadcast_s = self._offering.broadcast_s
+            found.transfer_s = self._offering.transfer_s
         return found
 
     def close(self) -> None:
@@ -327,6 +330,7 @@ def told_of(each: Publishing, news: News) -> dict[str, Any]:
     return {
         "total_ms": _ms(each.total_s),
         "phases_ms": {name: _ms(duration) for name, duration in each.durations().items()},
+        "transfer_ms": _ms(each.transfer_s),
         "broadcast_ms": _ms(each.broadcast_s),
         "stall_ms": _ms(each.stall_s),
         "rate_to_quiet": round(_slowness(each, news), 3),
@@ -351,8 +355,9 @@ def row_of(found: Sequence[Publishing], news: News) -> dict[str, Any]:
         "total_max_ms": _ms(max(each.total_s for each in others)),
         "first_ms": _ms(first.total_s),
         "phases_ms": {name: _ms(each) for name, each in phases.items()},
+        "transfer_ms": _ms(statistics.median(each.transfer_s for each in others)),
+        "first_transfer_ms": _ms(first.transfer_s),
         "broadcast_ms": _ms(statistics.median(each.broadcast_s for each in others)),
-        "first_broadcast_ms": _ms(first.broadcast_s),
         "stall_ms": _ms(statistics.median(each.stall_s for each in others)),
         "rate_to_quiet": round(statistics.median(slowness), 3),
         "first_rate_to_quiet": round(_slowness(first, news), 3),

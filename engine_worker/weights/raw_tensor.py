@@ -1,4 +1,4 @@
-"""The bytes of one tensor, in host memory or on a device, and GPU memory of other processes."""
+"""The bytes of one tensor, in host memory or on a device, and GPU memory that processes share."""
 
 import threading
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias, Union
@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
 
 class LentBytes(NamedTuple):
-    """Part of an allocation of another process."""
+    """Part of an allocation that other processes can open."""
 
     handle: bytes
     """For `CudaMemory.open`."""
@@ -20,24 +20,27 @@ class LentBytes(NamedTuple):
 
 
 class HandleBook:
-    """GPU memory of other processes that is open here, with its handles. Any thread may call."""
+    """GPU memory here that other processes can open, with its handles. Any thread may call.
+
+    It is another process's that was opened here, or this one's own.
+    """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._open: dict[int, tuple[bytes, int]] = {}
 
     def opened(self, address: int, handle: bytes, size_bytes: int) -> None:
-        """Memory was opened at this address."""
+        """Memory was opened, or allocated and exported, at this address."""
         with self._lock:
             self._open[address] = handle, size_bytes
 
     def closed(self, address: int) -> None:
-        """The memory at this address was closed."""
+        """The memory at this address was closed, or is about to be freed."""
         with self._lock:
             self._open.pop(address, None)
 
     def find(self, address: int, size_bytes: int) -> LentBytes | None:
-        """The opened memory in which these bytes lie; None: they are this process's own."""
+        """The memory in which these bytes lie; None: no other process can open it."""
         with self._lock:
             for start, (handle, room) in self._open.items():
                 if start <= address and address + size_bytes <= start + room:

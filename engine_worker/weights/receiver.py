@@ -48,13 +48,14 @@ def ways_of_this_host(
     if root:
         ways["disk"] = Files(Path(root), spare)
     gpus = engine.facts.gpus if engine is not None else ()
+    book = shared.handles if shared else None
     if find_spec("torch") is not None:
-        ways["collective"] = Collective(spare, gpus)
+        ways["collective"] = Collective(spare, gpus, book)
     if len(gpus) == 1:
         # Imports torch, as its engine has done already.
         from rolloutbus.engine_worker.weights.transports.cuda_ipc import CudaIpc  # noqa: PLC0415
 
-        ways["cuda_ipc"] = CudaIpc(gpus[0], shared.handles if shared else None)
+        ways["cuda_ipc"] = CudaIpc(gpus[0], book)
     return ways
 
 

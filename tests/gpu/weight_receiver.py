@@ -20,11 +20,13 @@ from rolloutbus.bus.weights.rank_group import KeptGroup
 from rolloutbus.bus.wire.errors import EngineFailed
 from rolloutbus.bus.wire.messages.weights import Manifest, PrepareUpdate
 from rolloutbus.engine_worker.weights.buffers import SpareBuffer
+from rolloutbus.engine_worker.weights.raw_tensor import HandleBook
 from rolloutbus.engine_worker.weights.staged import CannotFetch, Fetcher, Staged
 from rolloutbus.engine_worker.weights.transports.broadcast import GpuBuffer, WorkerRendezvous
 from rolloutbus.engine_worker.weights.transports.buckets import offer_of
 from rolloutbus.engine_worker.weights.transports.collective import Collective
 from rolloutbus.engine_worker.weights.transports.cuda_ipc import CudaIpc
+from rolloutbus.engine_worker.weights.transports.gpu_memory import SpareGpuMemory
 
 
 class HalfRendezvous(WorkerRendezvous):
@@ -85,7 +87,7 @@ class WeightReceiver:
         meeting = HalfRendezvous(
             offer.at, offer.backend, (order["rank"], order["world"]), KeptGroup()
         )
-        landing = GpuBuffer((self._gpu,), offer.buckets)
+        landing = GpuBuffer(SpareGpuMemory(self._gpu, HandleBook()), offer.buckets)
         meeting.join(gpu=self._gpu)
         meeting.receive(landing.pieces)
 

@@ -8,6 +8,7 @@ import contextlib
 import logging
 import secrets
 import socket
+import time
 from collections.abc import Sequence
 from datetime import timedelta
 from functools import partial
@@ -195,6 +196,8 @@ class CollectiveOffering:
         """Where the kept group was made, which needs it."""
         self.problem = ""
         """Why some worker did not get the last version this way; empty if all workers got it."""
+        self.broadcast_s = 0.0
+        """How long the last broadcast took, without what came before and after it."""
 
     @property
     def held_bytes(self) -> int:
@@ -287,8 +290,10 @@ class CollectiveOffering:
 
         def broadcast() -> RankGroup:
             group = kept or RankGroup(dist, rendezvous.client(), seat, name)
+            began = time.perf_counter()
             try:
                 group.broadcast(pieces)
+                self.broadcast_s = time.perf_counter() - began
             except BaseException:
                 group.close()
                 raise

@@ -8,6 +8,7 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 
+from rolloutbus.bus.weights.cuda_memory import CudaError
 from rolloutbus.bus.weights.manifest import Bytes
 from rolloutbus.bus.weights.rank_group import (
     END,
@@ -33,8 +34,9 @@ from rolloutbus.bus.wire.errors import EngineFailed
 from rolloutbus.bus.wire.messages.weights import Bucket, Manifest, Offer
 from rolloutbus.engine_worker.weights.checks import wrong_bytes
 from rolloutbus.engine_worker.weights.staged import CannotFetch
-from rolloutbus.engine_worker.weights.torch_tensors import device_of, first_wrong
+from rolloutbus.engine_worker.weights.torch_tensors import first_wrong
 from rolloutbus.engine_worker.weights.transports.buckets import wrong_bucket
+from rolloutbus.engine_worker.weights.transports.gpu_memory import SpareGpuMemory
 
 _CONNECT_S = 5.0
 _MARGIN_S = 10.0
@@ -185,18 +187,15 @@ class HostBuffer:
 class GpuBuffer:
     """Memory of the engine's GPU for one version, verified by the checksum of each bucket."""
 
-    def __init__(self, gpus: Sequence[str], buckets: Sequence[Bucket]) -> None:
-        """`gpus`: the engine's. Raises CannotFetch where there is no room, or not one GPU."""
-        if len(gpus) != 1:
-            raise CannotFetch(f"nccl needs an engine on one GPU, not on {len(gpus)}")
-        self.gpu = gpus[0]
-        device = device_of(self.gpu)
+    def __init__(self, memory: SpareGpuMemory, buckets: Sequence[Bucket]) -> None:
+        """Raises CannotFetch where there is no room."""
+        self.gpu = memory.gpu
         try:
-            self.pieces = [
-                torch.empty(each.size_bytes, dtype=torch.uint8, device=device) for each in buckets
-            ]
-        except torch.OutOfMemoryError as error:
-            raise CannotFetch("the GPU has no room for a second copy of the weights") from error
+            self.pieces = memory.take([each.size_bytes for each in buckets])
+        except CudaError as error:
+            raise CannotFetch(
+                f"the GPU has no room for a second copy of the weights: {error}"
+            ) from error
         self.parts = self.pieces
         self._buckets = buckets
 

@@ -5,29 +5,44 @@ Spec: docs/protocol.md, "Collective".
 
 from collections.abc import Sequence
 from functools import partial
+from typing import TYPE_CHECKING
 
 from rolloutbus.bus.actor.loop import in_daemon_thread
 from rolloutbus.bus.transport.bulk import BulkLink
+from rolloutbus.bus.weights.cuda_memory import CudaError
 from rolloutbus.bus.weights.manifest import Bytes, total_bytes
 from rolloutbus.bus.weights.rank_group import KeptGroup
 from rolloutbus.bus.wire.messages.weights import Manifest, Offer, PrepareUpdate
 from rolloutbus.engine_worker.weights.buffers import SpareBuffer
+from rolloutbus.engine_worker.weights.raw_tensor import HandleBook
 from rolloutbus.engine_worker.weights.staged import CannotFetch, Fetcher, Staged
 from rolloutbus.engine_worker.weights.transports.buckets import in_buckets, offer_of
+
+if TYPE_CHECKING:
+    from rolloutbus.engine_worker.weights.transports.gpu_memory import SpareGpuMemory
 
 
 class Collective(Fetcher):
     """Receives by gloo into host memory, by nccl into memory of the engine's GPU."""
 
-    def __init__(self, spare: SpareBuffer, gpus: Sequence[str] = ()) -> None:
-        """`gpus`: UUIDs of those that hold the engine's weights."""
+    def __init__(
+        self, spare: SpareBuffer, gpus: Sequence[str] = (), book: HandleBook | None = None
+    ) -> None:
+        """`gpus`: UUIDs of those that hold the engine's weights.
+
+        `book` notes how the engine's other processes open what is received there.
+        """
         self._spare = spare
         self._gpus = gpus
+        self._book = book or HandleBook()
+        self._gpu_memory: SpareGpuMemory | None = None
         self._kept = KeptGroup()
 
     def close(self) -> None:
-        """Let go of the other ranks."""
+        """Let go of the other ranks, and of memory of the GPU."""
         self._kept.close()
+        if self._gpu_memory is not None:
+            self._gpu_memory.clear()
 
     async def fetch(self, ask: PrepareUpdate, manifest: Manifest, store: BulkLink) -> Staged:
         """Receive and verify; see `Fetcher`."""
@@ -53,12 +68,29 @@ class Collective(Fetcher):
 
         def place() -> HostBuffer | GpuBuffer:
             if content is None:
-                return GpuBuffer(self._gpus, offer.buckets)
+                return GpuBuffer(self._memory(), offer.buckets)
             return HostBuffer(content, manifest, offer.buckets)
+
+        received = receive(offer, (ask.rank, ask.world), self._kept, place)
 
         def release() -> None:
             if content is not None:
                 self._spare.give_back(content)
+            elif self._gpu_memory is not None:
+                self._gpu_memory.give_back(received.pieces)
 
-        received = receive(offer, (ask.rank, ask.world), self._kept, place)
         return in_buckets(manifest, "collective", offer.buckets, received.parts, release)
+
+    def _memory(self) -> "SpareGpuMemory":
+        from rolloutbus.engine_worker.weights.transports.gpu_memory import (  # noqa: PLC0415
+            SpareGpuMemory,
+        )
+
+        if len(self._gpus) != 1:
+            raise CannotFetch(f"nccl needs an engine on one GPU, not on {len(self._gpus)}")
+        if self._gpu_memory is None:
+            try:
+                self._gpu_memory = SpareGpuMemory(self._gpus[0], self._book)
+            except CudaError as error:
+                raise CannotFetch(str(error)) from error
+        return self._gpu_memory

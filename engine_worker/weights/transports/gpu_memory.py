@@ -1,0 +1,67 @@
+"""Memory of the engine's GPU for whole versions, which the engine's other processes can open."""
+
+import threading
+import weakref
+from collections.abc import Sequence
+
+import torch
+
+from rolloutbus.bus.weights.cuda_memory import CudaMemory, DeviceBytes
+from rolloutbus.engine_worker.weights.raw_tensor import HandleBook
+from rolloutbus.engine_worker.weights.torch_tensors import device_of
+
+
+class SpareGpuMemory:
+    """Holds the memory of at most one version, for the next one."""
+
+    def __init__(self, gpu: str, book: HandleBook) -> None:
+        """`gpu`: its UUID; `book` notes how other processes open what is taken."""
+        self.gpu = gpu
+        self._device = device_of(gpu)
+        self._book = book
+        self._memory = CudaMemory()
+        self._lock = threading.Lock()
+        self._spare: list[torch.Tensor] = []
+
+    def take(self, sizes: Sequence[int]) -> list[torch.Tensor]:
+        """Tensors of these sizes, uint8 [size] each, of any content; freed with the last reference.
+
+        Raises:
+            CudaError: there is no room.
+        """
+        pieces = self._let_go()
+        if [len(each) for each in pieces] != list(sizes):
+            pieces.clear()  # given back before more is taken
+            with torch.cuda.device(self._device):
+                torch.cuda.empty_cache()  # what torch keeps for itself is not free for others
+                pieces += [self._allocate(each) for each in sizes]
+        return pieces
+
+    def give_back(self, pieces: Sequence[torch.Tensor]) -> None:
+        """Take them back, all that were taken at once; nothing reads them any more."""
+        self._let_go()
+        with self._lock:
+            self._spare = [*pieces]
+
+    def clear(self) -> None:
+        """Give the memory back to the system."""
+        self._let_go()
+
+    def _let_go(self) -> list[torch.Tensor]:
+        with self._lock:
+            spare, self._spare = self._spare, []
+        return spare
+
+    def _allocate(self, size_bytes: int) -> torch.Tensor:
+        address = self._memory.allocate(size_bytes)
+        raw = DeviceBytes(address, size_bytes)
+        freeing = weakref.finalize(raw, _free, self._memory, address, self._device, self._book)
+        freeing.atexit = False
+        self._book.opened(address, self._memory.export(address), size_bytes)
+        return torch.as_tensor(raw, device=self._device)
+
+
+def _free(memory: CudaMemory, address: int, device: torch.device, book: HandleBook) -> None:
+    book.closed(address)
+    with torch.cuda.device(device):
+        memory.free(address)
