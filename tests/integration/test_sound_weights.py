@@ -147,6 +147,26 @@ async def test_an_install_reads_its_own_bytes_though_newer_versions_were_staged_
     assert engine.content["head.weight"] == model(1.0)["head.weight"].numpy().tobytes()
 
 
+async def test_a_version_given_up_while_an_older_one_is_unstaged_fails_as_such(
+    tmp_path: Path, engine: FakeEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with store_harness(tmp_path) as store:
+        worker = Worker(store, engine)
+        good = await worker.take(model(1.0))
+        unstaging = Held(engine, monkeypatch, "unstage")
+        version = await put(store, model(2.0))
+        preparing = asyncio.create_task(worker.prepare_version(version))
+        assert await asyncio.to_thread(unstaging.has_begun.wait, DEADLINE_S)
+        await worker.give_up(version)
+        unstaging.may_go_on.set()
+        problem = await preparing
+        assert isinstance(problem, Problem)
+        assert (problem.code, "was given up" in problem.message) == ("update_failed", True)
+        assert isinstance(await worker.commit(version), Problem)
+        assert engine.stats().version == good
+        assert await worker.take(model(3.0)) > version
+
+
 @pytest.mark.parametrize("transport", ["shm", "tcp"])
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
 async def test_a_version_of_a_diverged_trainer_is_not_staged(
