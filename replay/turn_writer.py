@@ -54,6 +54,7 @@ class TurnWriter:
         self._journal: JournalWriter | None = None
         self._reopening: asyncio.Task[None] | None = None
         self._is_slow = False
+        self._is_closing = False
         self._n = 0
         self._n_missing = 0
         """Records that came since the journal ended."""
@@ -69,6 +70,7 @@ class TurnWriter:
 
     async def __aexit__(self, *_: object) -> None:
         """Closes the journal: recorded turns are durable afterwards, if the disk had room."""
+        self._is_closing = True
         if self._reopening is not None:
             self._reopening.cancel()
             await asyncio.wait([self._reopening])
@@ -102,6 +104,9 @@ class TurnWriter:
     def _ended(self, why: str) -> None:
         """Handles a disk that accepts no more data: reports the hole, and tries again later."""
         assert self._journal is not None
+        if self._is_closing:
+            self._on_news(f"the router's journal lacks its end: {why}")
+            return
         self._say_hole(why)
         ended, self._journal = self._journal, None
         self._n_missing += ended.core.next_seq - 1 - ended.core.durable
