@@ -305,3 +305,17 @@ async def test_a_last_write_that_fails_is_told_and_not_tried_again(
     assert asyncio.all_tasks() == {asyncio.current_task()}
     async with TurnWriter(tmp_path / "j", "9.9", pytest.fail):
         pass
+
+
+async def test_a_writer_that_is_closed_on_a_full_disk_leaves_the_directory_to_the_next(
+    tmp_path: Path, full_disk: Callable[..., AbstractContextManager[None]]
+) -> None:
+    news = asyncio.Queue[str]()
+    writer = await TurnWriter(tmp_path / "j", "9.9", news.put_nowait).__aenter__()
+    writer.turn(Stimulus("tick", 1.0), Outcome([]))
+    with full_disk():
+        async with asyncio.timeout(60):
+            assert "a hole from now on: " in await news.get()
+        await writer.__aexit__()
+    async with TurnWriter(tmp_path / "j", "9.9", pytest.fail):
+        pass
