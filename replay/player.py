@@ -8,7 +8,6 @@ import math
 import secrets
 from collections.abc import Iterator, Sequence
 from collections.abc import Set as AbstractSet
-from itertools import chain
 from types import TracebackType
 from typing import NamedTuple, Self
 
@@ -101,7 +100,9 @@ class Player:
         self._core: PlayerCore | None = None
         self._actor: Actor[Effect] | None = None
         self._steps: Iterator[PlayStep] = iter(())
-        """What is left."""
+        """What is left after `_next`."""
+        self._next: PlayStep | None = None
+        """Taken, and not yet played as a whole."""
         self._subscribed = asyncio.Event()
         self._has_played_all = False
         self._n_played = 0
@@ -182,16 +183,17 @@ class Player:
     async def play(self, until_s: float = math.inf) -> None:
         """Publish what is left, in its order; returns when the last message was taken.
 
-        `until_s`: seconds of the recording; what comes later is left for the next call.
+        `until_s`: seconds of the recording; what comes later is left for the next call, and so is
+        all that was not published when this one is cancelled.
 
         Raises:
             JournalDamaged: as on entering.
         """
         began_at = self._clock.now() - self._position_s / self._settings.speed
         n_since = 0
-        for step in self._steps:
+        while step := self._next or next(self._steps, None):
+            self._next = step
             if step.at_s > until_s:
-                self._steps = chain([step], self._steps)
                 return
             wait_s = began_at + step.at_s / self._settings.speed - self._clock.now()
             if wait_s > SOONER_S:
@@ -199,12 +201,14 @@ class Player:
                 n_since = 0
             self._position_s = step.at_s
             self._apply(step.effects)
+            self._next = step._replace(effects=[])
             n_since += 1
             if n_since >= AT_A_STRETCH:
                 n_since = 0
                 await asyncio.sleep(0)
             if step.message is not None:
                 await self._hand_over(step.message)
+            self._next = None
         self._position_s = self._survey.length_s
         self._has_played_all = True
 

@@ -19,7 +19,7 @@ import msgspec
 import numpy as np
 
 from rolloutbus.bus.wire.errors import SettingsError
-from rolloutbus.replay.trajectories import Trajectory
+from rolloutbus.replay.trajectories import Floats, Trajectory
 
 ROWS_AT_ONCE = 500
 """A group of rows is in memory while it is written or read."""
@@ -85,6 +85,7 @@ def _pyarrow() -> tuple[ModuleType, ModuleType]:
 
 
 _ARRAYS = {"prompt_ids": "<i4", "output_ids": "<i4", "logprobs": "<f4", "behaviour_logprobs": "<f4"}
+_FLOATS = [each.name for each in fields(Trajectory) if each.type in (float, Floats)]
 JSONL, PARQUET = ".jsonl", ".parquet"
 
 
@@ -93,7 +94,7 @@ def write(path: Path, rows: Iterable[Trajectory]) -> int:
 
     Raises:
         SettingsError: it ends neither with .jsonl nor with .parquet, or cannot be written, or a
-            package is missing.
+            package is missing, or it ends with .jsonl and a row has infinity or NaN.
         OSError: the disk is full.
     """
     _check(path)
@@ -139,6 +140,12 @@ def _check(path: Path) -> None:
 def _write_lines(file: BinaryIO, rows: Iterable[Trajectory]) -> int:
     n_rows = 0
     for row in rows:
+        for name in _FLOATS:
+            if not np.isfinite(getattr(row, name)).all():
+                raise SettingsError(
+                    f"{row.rid}: {name} has infinity or NaN, which JSON does not know; "
+                    f"write {PARQUET} instead"
+                )
         line = msgspec.json.encode(row, enc_hook=_numbers)
         file.write(line + b"\n")
         n_rows += 1

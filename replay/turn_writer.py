@@ -52,8 +52,11 @@ class TurnWriter:
         self._on_news = on_news
         self._retry_s = retry_s
         self._journal: JournalWriter | None = None
+        self._ended_journal: JournalWriter | None = None
+        """On a full disk: to be closed before the next one is opened."""
         self._reopening: asyncio.Task[None] | None = None
         self._is_slow = False
+        self._is_closing = False
         self._n = 0
         self._n_missing = 0
         """Records that came since the journal ended."""
@@ -69,11 +72,13 @@ class TurnWriter:
 
     async def __aexit__(self, *_: object) -> None:
         """Closes the journal: recorded turns are durable afterwards, if the disk had room."""
+        self._is_closing = True
         if self._reopening is not None:
             self._reopening.cancel()
             await asyncio.wait([self._reopening])
-        if self._journal is not None:
-            await self._journal.__aexit__(None, None, None)
+        for journal in (self._ended_journal, self._journal):
+            if journal is not None:
+                await journal.__aexit__(None, None, None)
 
     def began(self, settings: msgspec.Struct, instance: str, tap: str) -> None:
         """Records the start of a fresh core."""
@@ -102,10 +107,13 @@ class TurnWriter:
     def _ended(self, why: str) -> None:
         """Handles a disk that accepts no more data: reports the hole, and tries again later."""
         assert self._journal is not None
+        if self._is_closing:
+            self._on_news(f"the router's journal lacks its end: {why}")
+            return
         self._say_hole(why)
-        ended, self._journal = self._journal, None
-        self._n_missing += ended.core.next_seq - 1 - ended.core.durable
-        self._reopen_later(ended)
+        self._n_missing += self._journal.core.next_seq - 1 - self._journal.core.durable
+        self._ended_journal, self._journal = self._journal, None
+        self._reopen_later()
 
     def _say_hole(self, why: str) -> None:
         self._on_news(
@@ -113,12 +121,13 @@ class TurnWriter:
             f"and tries again every {self._retry_s:g} s"
         )
 
-    def _reopen_later(self, ended: JournalWriter | None = None) -> None:
-        self._reopening = asyncio.get_running_loop().create_task(self._reopen(ended))
+    def _reopen_later(self) -> None:
+        self._reopening = asyncio.get_running_loop().create_task(self._reopen())
 
-    async def _reopen(self, ended: JournalWriter | None) -> None:
-        if ended is not None:
-            await ended.__aexit__(None, None, None)
+    async def _reopen(self) -> None:
+        if self._ended_journal is not None:
+            await self._ended_journal.__aexit__(None, None, None)
+            self._ended_journal = None
         while True:
             await asyncio.sleep(self._retry_s)
             try:

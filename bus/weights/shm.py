@@ -13,6 +13,7 @@ import os
 import re
 import stat
 import threading
+import weakref
 from pathlib import Path
 
 import numpy as np
@@ -39,22 +40,28 @@ class SegmentGone(OSError):
     """No such segment, or it is being rewritten for another version: ask the store again."""
 
 
+class _HeldBytes:
+    """Bytes that every array made of them holds; none is a copy."""
+
+    def __init__(self, content: Bytes) -> None:
+        self._content = content
+        self.__array_interface__ = content.__array_interface__
+
+
 class PinnedSegment:
-    """The bytes of one segment; they do not change until `release`."""
+    """The bytes of one segment; they do not change until `release`, or while an array is held."""
 
     def __init__(self, fd: int, content: Bytes) -> None:
-        self._fd = fd
-        self.content = content
+        held = _HeldBytes(content)
+        self.content = np.asarray(held)
         """uint8 [size_bytes]."""
+        # Not with this object: whoever reads has only the arrays.
+        self._close = weakref.finalize(held, os.close, fd)
+        self._close.atexit = False
 
     def release(self) -> None:
         """The store may reuse the segment from now on; idempotent."""
-        if self._fd >= 0:
-            os.close(self._fd)
-            self._fd = -1
-
-    def __del__(self) -> None:
-        self.release()
+        self._close()
 
 
 _MEMORY_FILE = "/memfd:"

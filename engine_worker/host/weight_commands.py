@@ -117,9 +117,10 @@ class WeightCommands:
 
     async def _stage(self, body: PrepareUpdate) -> Prepared:
         prepared = await self._receiver.prepare(body, timeout_s=self._timeout_s)
+        self._brought.add(body.version)  # before any wait, in which it may be given up
         for old in [version for version in self._brought if not self._receiver.has(version)]:
             await self._unstage(old)
-        self._brought.add(body.version)
+        await self._require_wanted(body.version)
         tensors = self._receiver.staged(body.version)
         # Side by side: both read all of it, the engine mostly by its device.
         staging = self._off_loop(lambda: self._weights.stage(body.version, tensors))
@@ -135,13 +136,17 @@ class WeightCommands:
             staging.cancel()
             raise
         await staging
-        if body.version not in self._brought:
-            # Given up meanwhile, perhaps before the engine had any of it.
-            await self._unstage(body.version)
-            message = f"version {body.version} was given up while the engine staged it"
-            raise EngineFailed(Problem("update_failed", message, "failed"))
+        await self._require_wanted(body.version)
         self._ready.add(body.version)
         return prepared
+
+    async def _require_wanted(self, version: int) -> None:
+        """Raises EngineFailed if the version was given up meanwhile; the engine has none of it."""
+        if version in self._brought and self._receiver.has(version):
+            return
+        await self._unstage(version)
+        message = f"version {version} was given up while the engine staged it"
+        raise EngineFailed(Problem("update_failed", message, "failed"))
 
     async def _judged(self, version: int) -> None:
         """Waits until a version was found sound, which goes on if this is cancelled.

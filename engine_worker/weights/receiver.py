@@ -104,7 +104,8 @@ class WeightReceiver:
             async with self._store(ask, timeout_s) as store:
                 staged, why = await self._fetch(store, ask)
             while len(self._staged) >= MAX_STAGED:
-                # Not released: a caller that has not called `drop` may still read it.
+                # Not released: a caller that has not called `drop` may still read its tensors,
+                # and they keep its memory as it is.
                 oldest = self._staged.pop(next(iter(self._staged))).manifest
                 self._relay.end(oldest.policy, oldest.version)
             self._staged[ask.version] = staged

@@ -192,9 +192,14 @@ class JournalWriter:
             JournalError: what is there cannot be continued.
         """
         self._loop = asyncio.get_running_loop()
+        # In the disk's thread: the loop may serve others meanwhile.
+        beginning = self._loop.run_in_executor(self._disk, self._begin)
         try:
-            # In the disk's thread: the loop may serve others meanwhile.
-            found = await self._loop.run_in_executor(self._disk, self._begin)
+            found = await asyncio.shield(beginning)
+        except asyncio.CancelledError:
+            beginning.add_done_callback(self._given_up)
+            await asyncio.wait([beginning])
+            raise
         except OSError as error:
             self._file.close()
             self._release()
@@ -248,6 +253,11 @@ class JournalWriter:
         self.cut_bytes = found.cut_bytes
         self._carry_out(self.core.start(now_ns(), time.time_ns()))
         return found
+
+    def _given_up(self, _: asyncio.Future[Recovered]) -> None:
+        """Let go of what was begun for somebody who does not want it any more."""
+        self._file.close()
+        self._release()
 
     def _core_after(self, found: Recovered) -> JournalCore:
         journal = found.journal or secrets.token_hex(16)

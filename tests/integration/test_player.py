@@ -67,6 +67,29 @@ async def test_no_message_comes_before_its_time(tmp_path: Path) -> None:
             subscriber.close()
 
 
+async def test_a_replay_that_was_stopped_goes_on_with_the_message_it_waited_for(
+    tmp_path: Path,
+) -> None:
+    rows = [published(row("c/1", (1, 1), seq, 5)) for seq in range(3)]
+    path = journal(tmp_path, rows, apart_ms=400)
+    async with (
+        asyncio.timeout(DEADLINE_S),
+        Player(Journal(path), PlayerSettings()) as player,
+        connect(player.address, name="subscriber") as client,
+    ):
+        subscriber = RawSubscriber(stream_of(client))
+        await player.subscribed(2)
+        for n in range(2):
+            playing = asyncio.create_task(player.play())
+            await subscriber.has_received(n + 1)
+            playing.cancel()
+            await asyncio.wait([playing])
+        await player.play()
+        await subscriber.has_received(player.playback.n_played)
+        subscriber.close()
+    assert subscriber.messages == messages_in(path)["w0"]
+
+
 @pytest.mark.parametrize("linger_s", [DEADLINE_S, 0.0])
 async def test_a_player_that_has_ended_still_repairs_what_a_subscriber_lacks(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, linger_s: float
@@ -119,8 +142,9 @@ async def test_a_player_waits_for_no_more_repairs_than_it_was_told_to(
         PlayerSettings(linger_s=-1.0)
 
 
+@pytest.mark.parametrize("is_stopped", [False, True], ids=["played", "stopped"])
 async def test_a_subscriber_that_reads_nothing_holds_the_replay_up_and_misses_nothing(
-    tmp_path: Path,
+    tmp_path: Path, is_stopped: bool
 ) -> None:
     path = journal(tmp_path, [LARGE] * 5_000)
     async with (
@@ -141,6 +165,10 @@ async def test_a_subscriber_that_reads_nothing_holds_the_replay_up_and_misses_no
                 n_before = player.playback.n_played
                 await asyncio.sleep(PACE_S)  # nobody is told that it is held up
         assert player.playback.n_played < 5_000
+        if is_stopped:
+            playing.cancel()
+            await asyncio.wait([playing], timeout=DEADLINE_S)
+            playing = asyncio.create_task(player.play())
         expected = messages_in(path)["w0"]
         heard = await asyncio.to_thread(lambda: [slow.recv_multipart() for _ in expected])
         async with asyncio.timeout(DEADLINE_S):

@@ -2,7 +2,7 @@
 
 import asyncio
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
@@ -25,7 +25,6 @@ from rolloutbus.engine_worker.engine import Step
 from rolloutbus.engine_worker.engines.fake.engine import FakeEngine
 from rolloutbus.engine_worker.engines.fake.settings import FakeSettings
 from rolloutbus.engine_worker.host.commands import HostCommands
-from rolloutbus.engine_worker.weights.raw_tensor import RawTensor
 from tests.integration.live_fleet import DEADLINE_S
 from tests.integration.relay_family import put
 from tests.integration.store_harness import StoreHarness, store_harness
@@ -85,26 +84,27 @@ class Worker:
         return (await self._commands.carry_out(Entry(kind, "c/1", body=pack(body))))[1]
 
 
-class HeldStaging:
-    """An engine's staging, which waits until it may end."""
+class Held:
+    """The first call of a method of an engine's weights, which waits until it may go on."""
 
-    def __init__(self, engine: FakeEngine, patch: pytest.MonkeyPatch) -> None:
+    def __init__(self, engine: FakeEngine, patch: pytest.MonkeyPatch, method: str) -> None:
         self.has_begun = threading.Event()
-        self.may_end = threading.Event()
-        self._stage = engine.weights.stage
-        patch.setattr(engine.weights, "stage", self._wait_and_stage)
+        self.may_go_on = threading.Event()
+        self._call = getattr(engine.weights, method)
+        patch.setattr(engine.weights, method, self._wait_and_call)
 
-    def _wait_and_stage(self, version: int, tensors: Mapping[str, RawTensor]) -> None:
-        self.has_begun.set()
-        assert self.may_end.wait(DEADLINE_S)
-        self._stage(version, tensors)
+    def _wait_and_call(self, *arguments: object) -> object:
+        if not self.has_begun.is_set():
+            self.has_begun.set()
+            assert self.may_go_on.wait(DEADLINE_S)
+        return self._call(*arguments)
 
 
 @pytest.mark.parametrize("is_given_up", [False, True], ids=["wanted", "given up"])
 async def test_a_version_is_installed_only_once_it_is_staged_and_found_sound(
     tmp_path: Path, engine: FakeEngine, monkeypatch: pytest.MonkeyPatch, is_given_up: bool
 ) -> None:
-    staging = HeldStaging(engine, monkeypatch)
+    staging = Held(engine, monkeypatch, "stage")
     async with store_harness(tmp_path) as store:
         worker = Worker(store, engine)
         version = await put(store, model(2.0))
@@ -115,7 +115,7 @@ async def test_a_version_is_installed_only_once_it_is_staged_and_found_sound(
         assert "not staged" in early.message
         giving_up = asyncio.create_task(worker.give_up(version)) if is_given_up else None
         await asyncio.sleep(0)
-        staging.may_end.set()
+        staging.may_go_on.set()
         prepared = await preparing
         if giving_up is None:
             assert isinstance(prepared, Prepared)
@@ -127,6 +127,44 @@ async def test_a_version_is_installed_only_once_it_is_staged_and_found_sound(
             assert "given up" in prepared.message
             assert isinstance(await worker.commit(version), Problem)
             assert engine.stats().version == 0
+
+
+async def test_an_install_reads_its_own_bytes_though_newer_versions_were_staged_meanwhile(
+    tmp_path: Path, engine: FakeEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    installing = Held(engine, monkeypatch, "install")
+    async with store_harness(tmp_path, keep_sealed=1) as store:
+        worker = Worker(store, engine)
+        version, prepared = await worker.prepare(model(1.0))
+        assert isinstance(prepared, Prepared)
+        committing = asyncio.create_task(worker.commit(version))
+        assert await asyncio.to_thread(installing.has_begun.wait, DEADLINE_S)
+        for fill in (2.0, 3.0):
+            assert isinstance((await worker.prepare(model(fill)))[1], Prepared)
+        await put(store, model(4.0))  # the store writes it to memory that nobody reads
+        installing.may_go_on.set()
+        assert isinstance(await committing, Committed)
+    assert engine.content["head.weight"] == model(1.0)["head.weight"].numpy().tobytes()
+
+
+async def test_a_version_given_up_while_an_older_one_is_unstaged_fails_as_such(
+    tmp_path: Path, engine: FakeEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with store_harness(tmp_path) as store:
+        worker = Worker(store, engine)
+        good = await worker.take(model(1.0))
+        unstaging = Held(engine, monkeypatch, "unstage")
+        version = await put(store, model(2.0))
+        preparing = asyncio.create_task(worker.prepare_version(version))
+        assert await asyncio.to_thread(unstaging.has_begun.wait, DEADLINE_S)
+        await worker.give_up(version)
+        unstaging.may_go_on.set()
+        problem = await preparing
+        assert isinstance(problem, Problem)
+        assert (problem.code, "was given up" in problem.message) == ("update_failed", True)
+        assert isinstance(await worker.commit(version), Problem)
+        assert engine.stats().version == good
+        assert await worker.take(model(3.0)) > version
 
 
 @pytest.mark.parametrize("transport", ["shm", "tcp"])

@@ -116,6 +116,20 @@ async def test_files_are_for_their_owner_and_one_writer_only(tmp_path: Path) -> 
         await JournalWriter(directory).__aenter__()
 
 
+async def test_a_writer_that_is_cancelled_as_it_begins_leaves_the_directory_to_the_next(
+    tmp_path: Path,
+) -> None:
+    directory = tmp_path / "j"
+    beginning = asyncio.create_task(JournalWriter(directory).__aenter__())
+    await asyncio.sleep(0)  # its thread has begun
+    beginning.cancel()
+    await asyncio.wait([beginning], timeout=DEADLINE_S)
+    assert beginning.cancelled()
+    async with JournalWriter(directory) as writer:
+        writer.append(stream("c/1"))
+    assert sum(isinstance(each, Stream) for each in Journal(directory)) == 1
+
+
 async def test_closing_makes_everything_durable(tmp_path: Path) -> None:
     async with JournalWriter(tmp_path / "j", JournalSettings(sync_s=3600.0)) as writer:
         for i in range(10):

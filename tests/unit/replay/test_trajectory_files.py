@@ -98,6 +98,22 @@ def test_another_ending_is_refused(tmp_path: Path) -> None:
         write(tmp_path / "rows.csv", [])
 
 
+@pytest.mark.parametrize("bad", [float("inf"), -float("inf"), float("nan")])
+@pytest.mark.parametrize("field", ["logprobs", "behaviour_logprobs", "temperature", "run_ms"])
+def test_numbers_that_json_does_not_know_are_refused_by_name_and_come_back_from_parquet(
+    tmp_path: Path, field: str, bad: float
+) -> None:
+    is_column = field.endswith("logprobs")
+    value = np.array([-1.0, bad, -2.0, -3.0], "<f4") if is_column else bad
+    rows = [row(3), replace(row(4), **{field: value})]
+    with pytest.raises(SettingsError, match=rf"^c/4: {field} .*write \.parquet") as caught:
+        write(tmp_path / "rows.jsonl", rows)
+    assert "JSON" in str(caught.value)
+    assert list(tmp_path.iterdir()) == []
+    write(tmp_path / "rows.parquet", rows)
+    np.testing.assert_array_equal(getattr([*read(tmp_path / "rows.parquet")][1], field), value)
+
+
 def test_parquet_has_lists_of_numbers_in_columns_that_other_tools_know(tmp_path: Path) -> None:
     path = tmp_path / "rows.parquet"
     write(path, [replace(row(4), rid="c/x")])

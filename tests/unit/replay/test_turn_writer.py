@@ -290,3 +290,32 @@ async def test_a_full_disk_costs_turns_and_the_journal_goes_on_when_there_is_roo
     for record in journal:
         player.play(record)
     assert player.n_unplayable == 2
+
+
+async def test_a_last_write_that_fails_is_told_and_not_tried_again(
+    tmp_path: Path, full_disk: Callable[..., AbstractContextManager[None]]
+) -> None:
+    news: list[str] = []
+    late = JournalSettings(sync_s=3600.0)  # nothing is written before the end
+    writer = await TurnWriter(tmp_path / "j", "9.9", news.append, late).__aenter__()
+    writer.turn(Stimulus("tick", 1.0), Outcome([]))
+    with full_disk():
+        await writer.__aexit__()
+    assert news == ["the router's journal lacks its end: File too large"]
+    assert asyncio.all_tasks() == {asyncio.current_task()}
+    async with TurnWriter(tmp_path / "j", "9.9", pytest.fail):
+        pass
+
+
+async def test_a_writer_that_is_closed_on_a_full_disk_leaves_the_directory_to_the_next(
+    tmp_path: Path, full_disk: Callable[..., AbstractContextManager[None]]
+) -> None:
+    news = asyncio.Queue[str]()
+    writer = await TurnWriter(tmp_path / "j", "9.9", news.put_nowait).__aenter__()
+    writer.turn(Stimulus("tick", 1.0), Outcome([]))
+    with full_disk():
+        async with asyncio.timeout(60):
+            assert "a hole from now on: " in await news.get()
+        await writer.__aexit__()
+    async with TurnWriter(tmp_path / "j", "9.9", pytest.fail):
+        pass

@@ -79,6 +79,20 @@ def test_a_pinned_segment_is_not_rewritten_until_it_is_released(
     assert (tmp_path / pool.take(100)).stat().st_ino == inode
 
 
+def test_a_segment_is_not_rewritten_while_a_part_of_it_is_held(
+    pool: SegmentPool, tmp_path: Path
+) -> None:
+    name = _fill(pool, 1)
+    inode = (tmp_path / name).stat().st_ino
+    part = SegmentReader(tmp_path).pin(name, 100).content[10:20]
+    pool.retire(name, is_reusable=True)
+    other = _fill(pool, 2)
+    assert (tmp_path / other).stat().st_ino != inode
+    assert part.tolist() == [1] * 10
+    del part
+    assert (tmp_path / pool.take(100)).stat().st_ino == inode
+
+
 def test_a_reader_sees_the_new_bytes_of_a_reused_segment(pool: SegmentPool, tmp_path: Path) -> None:
     reader = SegmentReader(tmp_path)
     for byte in range(5):
