@@ -57,6 +57,8 @@ _READERS: Mapping[bytes, tuple[str, Callable[[str], str | float]]] = {
     VERSION_POLICY: ("versions", versions_of_policy),
 }
 """Header -> field of a body that says the same, and how the value is read."""
+CHOOSING = (SESSION, ROUTING_KEY, VERSION_POLICY)
+"""Those that choose who samples an answer. Who asks again may have less time left: no deadline."""
 
 
 def with_headers(request: Request, body: Json) -> Json:

@@ -11,7 +11,7 @@ import msgspec
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from rolloutbus.gateway.exchange import as_json
-from rolloutbus.gateway.headers import header_in
+from rolloutbus.gateway.headers import CHOOSING, header_in
 from rolloutbus.gateway.problems import error_body
 
 HEADER = "x-request-id"
@@ -67,7 +67,7 @@ class _Try:
 
 
 class OncePerRequestId:
-    """Middleware: requests with one `x-request-id` and one body are sampled once.
+    """Middleware: requests with one `x-request-id`, one body and like headers are sampled once.
 
     A repeated one waits for the first, or gets its answer, for some minutes. When all who wait have
     left, the first goes on for a while, so that it can be found again; then it is aborted. Errors
@@ -101,12 +101,14 @@ class OncePerRequestId:
     async def _once(
         self, request_id: str, body: bytes, scope: Scope, receive: Receive, send: Send
     ) -> None:
-        digest = hashlib.sha256(scope["path"].encode() + b"\n" + body).digest()
+        chosen = [header_in(scope, name) for name in CHOOSING]
+        digest = hashlib.sha256(repr([scope["path"], *chosen]).encode() + b"\n" + body).digest()
         found = self._tries.get(request_id)
         if found is None:
             found = self._begun(request_id, digest, body, scope)
         elif found.digest != digest:
-            message = f"a request with this {HEADER} had another body or path; take a new one"
+            what = "body, path, session or version policy"
+            message = f"a request with this {HEADER} had another {what}; take a new one"
             await _refuse(HTTPStatus.CONFLICT, message, "duplicate_rid")(scope, receive, send)
             return
         found.n_waiting += 1

@@ -6,7 +6,6 @@ from typing import Any, cast
 
 import msgspec
 
-from rolloutbus.bus.wire.errors import BusError
 from rolloutbus.bus.wire.messages.generation import SamplingParams
 from rolloutbus.trainer_adapter.client.asks import GenerateOptions, ask_of, deadline_of, row_seed
 from rolloutbus.trainer_adapter.client.client import RolloutClient
@@ -65,19 +64,16 @@ async def sampled(
             futures.append(future)
         if on_rids is not None:
             on_rids(rids)
-        results = [await _settled(future) for future in futures]
+        waiting = set(futures)
+        while waiting:
+            done, waiting = await asyncio.wait(waiting, return_when=asyncio.FIRST_EXCEPTION)
+            errors = [error for each in done if (error := _error_of(each)) is not None]
+            if errors:
+                raise errors[0]
     finally:
         for rid in rids:
             connection.forget(rid)
-    return [_rollout_in(result) for result in results]
-
-
-async def _settled(future: "asyncio.Future[Any]") -> Any:  # noqa: ANN401 - as it has it
-    """A result, or the error instead of one."""
-    try:
-        return await future
-    except BusError as error:
-        return error
+    return [_rollout_in(future) for future in futures]
 
 
 def _of_row(sampling: SamplingParams, row: int) -> SamplingParams:
@@ -87,9 +83,14 @@ def _of_row(sampling: SamplingParams, row: int) -> SamplingParams:
     return msgspec.structs.replace(sampling, sampling_seed=row_seed(sampling.sampling_seed, row))
 
 
-def _rollout_in(result: Any) -> Rollout:  # noqa: ANN401 - a result of any command, or its error
-    if isinstance(result, RolloutCancelled):
-        return result.partial
-    if isinstance(result, BaseException):
-        raise result
-    return rollout_in(result)
+def _error_of(ended: "asyncio.Future[Any]") -> BaseException | None:
+    """What is to be raised."""
+    error = ended.exception()
+    return None if isinstance(error, RolloutCancelled) else error
+
+
+def _rollout_in(ended: "asyncio.Future[Any]") -> Rollout:
+    try:
+        return rollout_in(ended.result())
+    except RolloutCancelled as error:
+        return error.partial

@@ -144,6 +144,19 @@ class TrainerGroups:
         )
         return {"success": True, "message": message, "n_expected": len(forms)}
 
+    async def refuse(self, said: Json | None, why: str) -> None:
+        """End the group of a bucket that cannot be received.
+
+        Its rank 0 would wait for somebody to take what it sends.
+
+        Args:
+            said: the fields of the bucket, which name the group; None: they cannot be read.
+            why: it cannot be received.
+        """
+        if self._incoming is not None:
+            name = str(said.get("group_name", GROUP)) if said is not None else ""
+            await self._incoming.refuse(name, why)
+
     def require_none_open(self) -> None:
         """Raises Refused: `update_in_progress`: an update waits for tensors."""
         if self._incoming is not None:

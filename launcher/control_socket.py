@@ -192,7 +192,8 @@ async def ask(path: Path, order: Order) -> AsyncGenerator[Step | Done]:
 
 async def _replies(reader: asyncio.StreamReader) -> AsyncGenerator[Reply]:
     with contextlib.suppress(ConnectionError):
-        while line := await reader.readline():
+        # A line without an end is a part of one: who wrote it has gone.
+        while (line := await reader.readline()).endswith(b"\n"):
             yield _reply_of(line)
 
 

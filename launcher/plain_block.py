@@ -2,6 +2,7 @@
 
 import asyncio
 import concurrent.futures
+import contextlib
 import logging
 from collections.abc import Callable, Coroutine
 from contextlib import AbstractAsyncContextManager
@@ -22,7 +23,8 @@ class PlainBlock:
         self._loop = LoopThread(name)
         self._is_entered: concurrent.futures.Future[None] = concurrent.futures.Future()
         self._block: concurrent.futures.Future[None] | None = None
-        self._leave: Callable[[], None] = lambda: None
+        self._leave: Callable[[], object] = lambda: None
+        """Has the block end: cancels its beginning, and afterwards lets it go."""
 
     def enter(self) -> None:
         """Returns when the block has begun; raises what its beginning raises."""
@@ -33,7 +35,8 @@ class PlainBlock:
                 (self._is_entered, block), return_when=concurrent.futures.FIRST_COMPLETED
             )
         except BaseException:  # an interrupt
-            self.leave()
+            with contextlib.suppress(concurrent.futures.CancelledError):
+                self.leave()
             raise
         if not self._is_entered.done():
             self.leave()
@@ -45,9 +48,7 @@ class PlainBlock:
         if block is None:
             return
         try:
-            self._loop.call(self._leave)
-            if not self._is_entered.done():
-                block.cancel()
+            self._loop.call(self._let_go)
             block.result()
         finally:
             self._loop.stop()
@@ -57,11 +58,16 @@ class PlainBlock:
         return self._loop.wait(work)
 
     async def _run(self) -> None:
-        leaving = asyncio.Event()
-        self._leave = leaving.set
+        task, leaving = asyncio.current_task(), asyncio.Event()
+        assert task is not None
+        self._leave = task.cancel
         async with self._manager:
+            self._leave = leaving.set
             self._is_entered.set_result(None)
             await leaving.wait()
+
+    def _let_go(self) -> None:
+        self._leave()  # looked up on the loop: there the block's task has begun by now
 
     def _ended(self, block: "concurrent.futures.Future[None]") -> None:
         """Tells at once of a block that ended by itself; its own program may be waiting."""

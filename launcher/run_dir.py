@@ -46,7 +46,10 @@ def user_dir() -> Path:
 
 
 class RunDirectory:
-    """The directory of one fleet. A context manager: leaving it removes the directory."""
+    """The directory of one fleet. A context manager: leaving it removes the directory.
+
+    A link in its place stays, as does what it points to, which is empty then.
+    """
 
     def __init__(self, path: Path | None = None, *, keep_logs: bool = False) -> None:
         """Use `path`, which must be empty or absent; None: a fresh one of this user's."""
@@ -68,10 +71,13 @@ class RunDirectory:
         return self
 
     def __exit__(self, *_: object) -> None:
+        kept: tuple[str, ...] = ()
         if self._keep_logs:
             (self.path / _KEPT).touch()
+            kept = self.logs.name, _KEPT
+        if kept or self.path.is_symlink():
             for entry in self.path.iterdir():
-                if entry.name not in (self.logs.name, _KEPT):
+                if entry.name not in kept:
                     _remove(entry)
         else:
             _remove(self.path)
@@ -151,7 +157,8 @@ def take_lock(path: Path, *, blocking: bool) -> int:
 
 
 def _remove(path: Path) -> None:
-    if path.is_dir():
+    """Of a link, the link itself."""
+    if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path, ignore_errors=True)
     else:
         path.unlink(missing_ok=True)

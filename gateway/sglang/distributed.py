@@ -8,7 +8,14 @@ from fastapi import APIRouter, Request, Response
 
 from rolloutbus.bus.wire.errors import Refused
 from rolloutbus.bus.wire.messages.endings import Problem
-from rolloutbus.gateway.exchange import Json, as_json, body_of, converted, while_connected
+from rolloutbus.gateway.exchange import (
+    BodyTooLarge,
+    Json,
+    as_json,
+    body_of,
+    converted,
+    while_connected,
+)
 from rolloutbus.gateway.settings import GatewaySettings
 from rolloutbus.gateway.sglang.labels import WeightLabels
 from rolloutbus.gateway.sglang.replies import refuse_unserved, telling_success
@@ -18,7 +25,7 @@ from rolloutbus.gateway.sglang.update_body import (
     DestroyBody,
     in_flight_of,
 )
-from rolloutbus.gateway.trainer_groups import GROUP, GroupBody, TrainerGroups, forms_of, reply_of
+from rolloutbus.gateway.trainer_groups import GroupBody, TrainerGroups, forms_of, reply_of
 from rolloutbus.trainer_adapter.client.client import RolloutClient
 from rolloutbus.trainer_adapter.joined_group.orders import Bucket, PublishRules
 
@@ -63,15 +70,15 @@ class DistributedApi:
 
     async def receive(self, request: Request) -> Response:
         """`POST /update_weights_from_distributed`: takes a bucket; the last one is published."""
-        fields = await self._fields(request)
-        incoming = self._groups.incoming
+        fields: Json | None = None
         try:
+            fields = await self._fields(request)
             body = converted(refuse_unserved(fields, UNSERVED), BucketBody)
             bucket, rules = _read(body)
-        except Refused as error:
-            # Rank 0 would wait for somebody to take what it sends.
-            await incoming.refuse(str(fields.get("group_name", GROUP)), str(error))
+        except (Refused, BodyTooLarge) as error:
+            await self._groups.refuse(fields, str(error))
             raise
+        incoming = self._groups.incoming
         if body.abort_all_requests:
             await self._client.abort()
         work = incoming.receive(body.group_name, bucket, rules, body.timeout)

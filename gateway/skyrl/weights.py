@@ -13,7 +13,14 @@ from fastapi import APIRouter, Request, Response
 
 from rolloutbus.bus.wire.errors import Refused
 from rolloutbus.bus.wire.messages.endings import Problem, bad_request
-from rolloutbus.gateway.exchange import Json, as_json, body_of, converted, while_connected
+from rolloutbus.gateway.exchange import (
+    BodyTooLarge,
+    Json,
+    as_json,
+    body_of,
+    converted,
+    while_connected,
+)
 from rolloutbus.gateway.settings import GatewaySettings
 from rolloutbus.gateway.sglang.replies import refuse_unserved
 from rolloutbus.gateway.sglang.update_body import UPDATE_DEADLINE_S
@@ -121,8 +128,9 @@ class SkyRLWeightsApi:
     async def update(self, fields: Json) -> Reply:
         """`POST /update_weights`: takes tensors."""
         incoming = self._groups.incoming
-        info = _part(fields, "update_info")
+        info: Json | None = None
         try:
+            info = _part(fields, "update_info")
             refuse_unserved(info, {"ipc_handles_pickled": PICKLED})
             body = converted(info, UpdateInfo, within="update_info")
             forms = forms_of(
@@ -130,8 +138,7 @@ class SkyRLWeightsApi:
             )
             incoming.require_started_over(body.group_name)
         except Refused as error:
-            # Rank 0 would wait for somebody to take what it sends.
-            await incoming.refuse(str(info.get("group_name", GROUP)), str(error))
+            await self._groups.refuse(info, str(error))
             raise
         packed_bytes = body.packed_buffer_size_bytes if body.packed else None
         bucket = Bucket(forms, packed_bytes)
@@ -159,7 +166,12 @@ class SkyRLWeightsApi:
         self, work: Callable[[Json], Awaitable[Reply]]
     ) -> Callable[[Request], Awaitable[Response]]:
         async def answered(request: Request) -> Response:
-            fields = await body_of(request, self._settings.max_body_bytes)
+            try:
+                fields = await body_of(request, self._settings.max_body_bytes)
+            except (Refused, BodyTooLarge) as error:
+                if work == self.update:
+                    await self._groups.refuse(None, str(error))
+                raise
             return as_json(*await while_connected(request, work(fields)))
 
         return answered

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from rolloutbus.bus.wire.errors import BusError
-from rolloutbus.launcher.control_socket import ControlSocket, Order, Scale, Tell, ask
+from rolloutbus.bus.wire.errors import BusError, PeerLost
+from rolloutbus.launcher.control_socket import ControlSocket, Order, Scale, Step, Tell, ask
 from tests.integration.live_fleet import DEADLINE_S
 
 pytestmark = pytest.mark.integration
@@ -47,3 +47,18 @@ async def test_what_is_said_after_an_order_is_not_kept(tmp_path: Path) -> None:
         assert b"done" in await reader.readline()
         assert peak < 16 * MIB
         writer.close()
+
+
+async def test_a_launcher_that_goes_in_the_middle_of_an_answer_is_lost(tmp_path: Path) -> None:
+    path = tmp_path / "control"
+
+    async def go(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readline()
+        writer.write(b'{"type":"step","who":"w0","what":"drains"}\n{"type":"do')
+        writer.close()
+
+    async with await asyncio.start_unix_server(go, path), asyncio.timeout(DEADLINE_S):
+        replies = ask(path, Scale(3, 1.0))
+        assert await anext(replies) == Step("w0", "drains")
+        with pytest.raises(PeerLost, match="the launcher has gone"):
+            await anext(replies)

@@ -38,6 +38,7 @@ FLEET: UpOptions = {
 }
 LONG = SamplingParams(max_new_tokens=20_000, temperature=0, ignore_eos=True)
 CONFLICT = 409
+MIB = 1 << 20
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
@@ -256,6 +257,36 @@ async def test_bucket_that_cannot_be_received_ends_the_group(
         reply, told = await trainer.send(served, step.file, step.tensors, **fields)
         assert refused(reply) == (400, param)
         assert told["problem"], "rank 0 waits for nobody"
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        (RECEIVE, b'{"names": ['),
+        (RECEIVE, b"[" + b" " * (64 * MIB)),
+        ("/update_weights", b'{"update_info": []}'),
+        ("/update_weights", b'{"update_info": '),
+    ],
+    ids=["no json", "too large", "no object of SkyRL's", "no json of SkyRL's"],
+)
+async def test_bucket_that_cannot_be_read_ends_the_only_group(
+    served: Gateway, step: Step, path: str, body: bytes
+) -> None:
+    async with joined(served, "pp_0") as trainer:
+        trainer.order(step.file, [*step.tensors])
+        reply = await served.ask("POST", path, body)
+        assert reply.status == (413 if len(body) > MIB else 400)
+        async with asyncio.timeout(DEADLINE_S):
+            assert (await trainer.said())["problem"], "rank 0 waits for nobody"
+
+
+async def test_bucket_that_cannot_be_read_ends_no_group_of_several(
+    served: Gateway, step: Step
+) -> None:
+    async with joined(served, "pp_0") as first, joined(served, "pp_1"):
+        assert (await served.ask("POST", RECEIVE, b"[")).status == 400
+        reply, told = await first.send(served, step.file, step.part(0, 1))
+        assert (reply.status, told["problem"]) == (200, "")
 
 
 @pytest.mark.parametrize(

@@ -11,10 +11,11 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-from rolloutbus import Fleet
+from rolloutbus import Fleet, RolloutClient
 from rolloutbus.launcher.settings import UpOptions
 from tests.integration.gateway_process import Gateway, gateway
-from tests.integration.live_fleet import DEADLINE_S, PACE_S
+from tests.integration.live_fleet import DEADLINE_S, ENDLESS, PACE_S, status_when
+from tests.integration.token_limit import TokenLimit
 
 pytestmark = [
     pytest.mark.integration,
@@ -99,3 +100,19 @@ async def test_a_reader_that_takes_nothing_is_cut_off(fleet: Fleet) -> None:
             async with asyncio.timeout(DEADLINE_S):
                 while alone not in (await running.ask("GET", "/metrics")).body:  # noqa: ASYNC110
                     await asyncio.sleep(PACE_S)  # it tells nobody
+
+
+async def test_a_refused_prompt_ends_its_batch_and_does_not_wait_for_the_others(
+    served: Gateway, client: RolloutClient, token_limit: TokenLimit
+) -> None:
+    sampling = {"max_new_tokens": ENDLESS, "ignore_eos": True}
+    with token_limit.at(1):
+        async with asyncio.timeout(DEADLINE_S):
+            refused = await served.ask(
+                "POST",
+                "/generate",
+                {"input_ids": [[1], [1] * ENDLESS], "sampling_params": sampling},
+            )
+        assert refused.status == 400
+        assert "exceed the engine's context" in refused.json["error"]["message"]
+        await status_when(client, lambda status: status.n_running + status.n_queued == 0)

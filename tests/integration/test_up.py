@@ -24,6 +24,7 @@ from rolloutbus.launcher.fleet import children_of
 from rolloutbus.launcher.plan import LEDGER, environment
 from rolloutbus.launcher.settings import FleetSettings, Transport, UpOptions
 from rolloutbus.replay.journal.files import lock
+from rolloutbus.trainer_adapter.client import blocking
 from rolloutbus.trainer_adapter.store.ledger import LEDGER_FILE, Ledger
 from tests.integration.live_fleet import DEADLINE_S, START_S, process_ends
 
@@ -168,6 +169,38 @@ def test_a_fleet_that_cannot_begin_says_why_in_a_plain_block(tmp_path: Path) -> 
         rolloutbus.up(model=tmp_path, workers=1),
     ):
         raise AssertionError("its block must not begin")
+
+
+def test_ctrl_c_while_a_plain_block_begins_ends_what_has_begun(
+    runtime_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = tree_of(os.getpid())
+    python, left = tmp_path / "python", tmp_path / "left"
+    leave = f"trap 'touch {left}; exit 0' TERM"
+    w0 = f"""{leave}; echo '{{"told": "begun"}}'; tail -f /dev/null & wait"""
+    case = f'case "$*" in */w0.json) {w0} ;; esac'
+    python.write_text(f"#!/bin/sh\n{case}\nexec '{sys.executable}' \"$@\"\n")
+    python.chmod(0o700)
+    main = threading.get_ident()
+
+    def interrupt(event: ProcessEvent) -> None:
+        if event.what == "begun":
+            signal.pthread_kill(main, signal.SIGINT)
+
+    # A run in the background has it ignored.
+    handler = signal.signal(signal.SIGINT, signal.default_int_handler)
+    monkeypatch.setattr(blocking, "LAST_TURNS_S", 0.0)  # what is not waited for is killed at once
+    try:
+        with (
+            pytest.raises(KeyboardInterrupt),
+            rolloutbus.up(interrupt, engine="fake", workers=1, store=False, python=python),
+        ):
+            raise AssertionError("its block must not begin")
+    finally:
+        signal.signal(signal.SIGINT, handler)
+    assert left.exists(), "it was told to leave, and had the time"
+    assert leftovers(runtime_dir) == []
+    assert set(tree_of(os.getpid())) <= set(before)
 
 
 class Told(logging.Handler):

@@ -167,9 +167,13 @@ class IncomingWeights:
                 return await self._publish(member.policy, rules, left_s)
 
     async def refuse(self, name: str, why: str) -> None:
-        """End a group if it is joined here: a bucket that rank 0 sends cannot be received."""
-        if name in self._joined:
-            await self._joined[name].group.end(f"a bucket was refused: {why}")
+        """End a group if it is joined here: a bucket that rank 0 sends cannot be received.
+
+        Without a name it is the only group; of several, nobody knows which.
+        """
+        meant = [name] if name else [*self._joined]
+        if len(meant) == 1 and meant[0] in self._joined:
+            await self._joined[meant[0]].group.end(f"a bucket was refused: {why}")
 
     def start(self, policy: str) -> None:
         """Begin an update that is published by `finish`.

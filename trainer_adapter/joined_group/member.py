@@ -56,16 +56,20 @@ class JoinedGroup:
             DeadlineExceeded: a rank did not come.
         """
         ours, theirs = socket.socketpair()
-        with theirs:
-            process = await asyncio.create_subprocess_exec(
-                *(sys.executable, "-m", "rolloutbus.trainer_adapter.joined_group"),
-                *(msgspec.json.encode(invitation).decode(), str(theirs.fileno())),
-                stdin=asyncio.subprocess.PIPE,
-                stdout=asyncio.subprocess.PIPE,
-                pass_fds=[theirs.fileno()],
-                env={**QUIET, **os.environ, PARENT_VARIABLE: str(os.getpid())},
-                start_new_session=True,  # Ctrl-C in a terminal is for the parent, which ends it
-            )
+        try:
+            with theirs:
+                process = await asyncio.create_subprocess_exec(
+                    *(sys.executable, "-m", "rolloutbus.trainer_adapter.joined_group"),
+                    *(msgspec.json.encode(invitation).decode(), str(theirs.fileno())),
+                    stdin=asyncio.subprocess.PIPE,
+                    stdout=asyncio.subprocess.PIPE,
+                    pass_fds=[theirs.fileno()],
+                    env={**QUIET, **os.environ, PARENT_VARIABLE: str(os.getpid())},
+                    start_new_session=True,  # Ctrl-C in a terminal is for the parent, which ends it
+                )
+        except BaseException:
+            ours.close()
+            raise
         group = cls(invitation, process, ours, on_over)
         try:
             await group._answered(invitation.timeout_s)

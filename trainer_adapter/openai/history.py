@@ -49,14 +49,32 @@ class Transcripts:
         return np.concatenate(parts[::-1]).tolist()
 
     def keep(self, key: Key, tokens: Sequence[int], parent: Key | None, n_parent: int) -> None:
-        """Remember a conversation; its first `n_parent` tokens are those of `parent`."""
+        """Remember a conversation; its first `n_parent` tokens were those of `parent`.
+
+        If another one that reads alike is remembered, it takes the place of that one, and what went
+        on from that one keeps its tokens.
+        """
         if key == parent:
             return
+        if parent is not None and self.find(parent) != [*tokens[:n_parent]]:
+            parent, n_parent = None, 0  # it is forgotten, or another one that reads alike is there
+        own = np.asarray(tokens[n_parent:], np.int32)
+        former = self._kept.get(key)
+        if former is not None and (former[0] != parent or not np.array_equal(former[1], own)):
+            self._hand_down(key, *former)
         self._forget(key)
-        self._kept[key] = parent, np.asarray(tokens[n_parent:], np.int32)
-        self._n_tokens += len(tokens) - n_parent
+        self._kept[key] = parent, own
+        self._n_tokens += len(own)
+        self.find(key)  # what it goes on from is to be forgotten after it
         while self._n_tokens > self._max_tokens:
             self._forget(next(iter(self._kept)))
+
+    def _hand_down(self, key: Key, parent: Key | None, tokens: Int32s) -> None:
+        """Give the tokens of a conversation to those that go on from it."""
+        for each, (goes_on_from, own) in [*self._kept.items()]:
+            if goes_on_from == key:
+                self._kept[each] = parent, np.concatenate([tokens, own])
+                self._n_tokens += len(tokens)
 
     def _forget(self, key: Key) -> None:
         kept = self._kept.pop(key, None)

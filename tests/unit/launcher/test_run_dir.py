@@ -30,6 +30,24 @@ def test_kept_logs_survive_and_nothing_else_does() -> None:
     assert left == {"kept", "logs", "logs/w0.log"}
 
 
+def test_link_in_the_directory_is_removed_and_not_what_it_points_to(tmp_path: Path) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "elsewhere" / "thesis.tex").touch()
+    with RunDirectory(keep_logs=True) as run_dir:
+        (run_dir.path / "link").symlink_to(tmp_path / "elsewhere")
+    assert {path.name for path in run_dir.path.iterdir()} == {"kept", "logs"}
+    assert (tmp_path / "elsewhere" / "thesis.tex").exists()
+
+
+def test_given_link_to_a_directory_is_emptied_and_serves_again(tmp_path: Path) -> None:
+    (tmp_path / "large_disk").mkdir()
+    (tmp_path / "mine").symlink_to(tmp_path / "large_disk")
+    for _ in range(2):
+        with RunDirectory(tmp_path / "mine") as run_dir:
+            assert (tmp_path / "large_disk" / run_dir.logs.name).is_dir()
+        assert list((tmp_path / "mine").iterdir()) == []
+
+
 def test_directory_of_a_killed_launcher_is_swept_and_that_of_a_live_one_is_not() -> None:
     dead = user_dir() / "run-dead"
     dead.mkdir()

@@ -125,6 +125,31 @@ def test_branch_goes_on_from_its_own_turn() -> None:
         assert asked(tokenizer, kept, on).tokens[len(first.tokens) :][: len(sampled)] == sampled
 
 
+@pytest.mark.parametrize("is_answered_before", [True, False])
+def test_turn_that_is_answered_again_alike_leaves_what_went_on_from_it(
+    *, is_answered_before: bool
+) -> None:
+    tokenizer, kept = tokenizer_of(QWEN, "<|im_end|>"), Transcripts()
+    hello: list[dict[str, Any]] = [{"role": "user", "content": "banana"}]
+    said = {"role": "assistant", "content": "banana"}
+    then = {"role": "user", "content": "aa"}
+    tokens, others = odd_tokens(tokenizer, "banana"), tokenizer.encode("banana")
+    assert tokens != others
+    first = asked(tokenizer, kept, hello)
+    answer(kept, first, said, tokens)
+    second = asked(tokenizer, kept, [*hello, said, then])
+    if is_answered_before:
+        answer(kept, second, said, tokens)
+    answer(kept, first, said, others)
+    if not is_answered_before:
+        answer(kept, second, said, tokens)
+    third = asked(tokenizer, kept, [*hello, said, then, said, then])
+    before = [*second.tokens, *tokens]
+    assert (third.tokens[: len(before)], third.continued.n_kept) == (before, len(before))
+    again = asked(tokenizer, kept, [*hello, said, then])
+    assert again.tokens[: again.continued.n_kept] == [*first.tokens, *others]
+
+
 @pytest.mark.parametrize(
     ("template", "role"),
     [(COUNTING, "user"), (EARLY, "tool")],
@@ -150,3 +175,13 @@ def test_least_recently_used_conversation_is_forgotten_first() -> None:
     assert kept.find(b"b") is None
     assert kept.find(b"a2") == [1, 2, 3, 7]
     assert kept.find(b"c") == [8, 9, 10, 11]
+
+
+def test_conversation_is_forgotten_before_what_it_goes_on_from() -> None:
+    kept = Transcripts(max_tokens=10)
+    kept.keep(b"a", [1, 2, 3], None, 0)
+    kept.keep(b"a2", [1, 2, 3, 4, 5], b"a", 3)
+    kept.keep(b"b", [6, 7, 8, 9, 10, 11], None, 0)
+    assert kept.find(b"a") == [1, 2, 3]
+    kept.keep(b"a", [9, 9, 9], None, 0)
+    assert kept.find(b"a2") is None
