@@ -108,8 +108,9 @@ class WorkerRendezvous:
                 # The trainer waits for this, so that no rank's links end before it knows why.
                 self._store.set(done_key(self._rank), write_report(RankReport(problem=why_not)))
                 self._keep()
+                self.close()
                 raise CannotFetch(why_not)
-            self._meet(self._store.get(GROUP_NAME).decode(errors="replace")).broadcast(pieces)
+            self._meet(self._group_name()).broadcast(pieces)
         except (RuntimeError, BrokenGroup) as error:
             self.close()
             raise CannotFetch(f"the broadcast broke: {first_line(error)}") from error
@@ -142,6 +143,11 @@ class WorkerRendezvous:
         self._store.set(joined_key(self._rank), write_report(report))
         return ""
 
+    def _group_name(self) -> str:
+        """The trainer's name for the group of this version; empty: it will not keep it."""
+        is_named = self._store.check([GROUP_NAME])
+        return self._store.get(GROUP_NAME).decode(errors="replace") if is_named else ""
+
     def _meet(self, name: str) -> RankGroup:
         """The group of that name: the one that was kept, or a new one with all ranks."""
         if self._group is None or self._group.name != name:
@@ -153,7 +159,7 @@ class WorkerRendezvous:
 
     def _keep(self) -> None:
         """Leave the group to the next version; if the trainer does not, it will say so then."""
-        if self._group is not None:
+        if self._group is not None and self._group.name:
             self._kept.keep(self._group)
             self._group = None
 
