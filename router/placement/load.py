@@ -1,7 +1,8 @@
 """The stage that spreads load: the less loaded of two random workers that have a free slot.
 
 Where no slot is free it is two that have a place in their queue. Both kinds are kept in a list per
-policy and version, so a choice costs the same with 8 workers and with 1,000.
+policy and version, so a choice costs the same with 8 workers and with 1,000. A session or a group
+stays where its first request goes: there the choice is among more.
 """
 
 from rolloutbus.bus.backoff import Chance
@@ -9,6 +10,9 @@ from rolloutbus.router.context import Context
 from rolloutbus.router.members.records import MemberRecord
 from rolloutbus.router.placement.placement import Rest
 from rolloutbus.router.requests.record import Request
+
+LASTING = 8
+"""Workers that are compared for a session or a group, at most."""
 
 
 class LoadStage:
@@ -20,20 +24,22 @@ class LoadStage:
         self._chance = chance
 
     def choose(self, _rest: Rest, request: Request, _now: float) -> MemberRecord | None:
-        """The less loaded of two that the version rule allows, or the only one."""
-        rule = request.rule
-        free = self._free.get(request.place.policy)
+        """The least loaded of some that the version rule allows, or the only one."""
+        rule, place = request.rule, request.place
+        free = self._free.get(place.policy)
         if free is None:
             return None
         lists = free.slots.lists or free.queues.lists
         if rule is not None:
-            committed = self._context.committed_of(request.place.policy)
+            committed = self._context.committed_of(place.policy)
             for places in (free.slots.by_version, free.queues.by_version):
                 lists = [
                     each for version, each in places.items() if rule.accepts(version, committed)
                 ]
                 if lists:
                     break
+        if place.session or place.group:
+            return self._least_loaded(lists)
         if len(lists) == 1:  # mostly: all have the same weights
             [workers] = lists
             count = len(workers)
@@ -48,6 +54,13 @@ class LoadStage:
             one, other = divmod(int(self._chance.random() * count * (count - 1)), count - 1)
             first, second = _at(lists, one), _at(lists, other if other < one else other + 1)
         return second if second.outstanding_cost < first.outstanding_cost else first
+
+    def _least_loaded(self, lists: list[list[MemberRecord]]) -> MemberRecord | None:
+        """Of as many as are compared, other ones each time."""
+        count = sum(map(len, lists))
+        start = int(self._chance.random() * count)
+        some = (_at(lists, (start + n) % count) for n in range(min(count, LASTING)))
+        return min(some, key=lambda each: each.outstanding_cost, default=None)
 
 
 def _at(lists: list[list[MemberRecord]], index: int) -> MemberRecord:

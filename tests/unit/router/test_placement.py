@@ -80,6 +80,19 @@ def test_load_is_spread_by_outstanding_tokens(seed: int) -> None:
     assert max(loads) <= 20
 
 
+@pytest.mark.parametrize("is_session", [True, False])
+def test_what_will_stay_begins_where_the_load_is_least(*, is_session: bool, seed: int) -> None:
+    bus = Bus(seed=seed)
+    workers = [bus.worker(f"w{number}", slots=100) for number in range(8)]
+    client = bus.client()
+    for number in range(64):
+        key = f"k{number}"
+        client.generate(
+            cost=100, session=key if is_session else "", group="" if is_session else key
+        )
+    assert [len(_generates(worker)) for worker in workers] == [8] * 8
+
+
 def test_nobody_queues_at_a_worker_while_a_slot_of_another_is_free(seed: int) -> None:
     """Who does may wait for the end of a whole generation."""
     bus = Bus(seed=seed)
