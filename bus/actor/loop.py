@@ -20,15 +20,24 @@ async def in_daemon_thread(call: Callable[[], Result], name: str) -> Result:
     """What `call` returns or raises; when this is cancelled, it goes on by itself."""
     future: Future[Result] = Future()
     future.set_running_or_notify_cancel()
+    waiting = asyncio.wrap_future(future)
+    threading.Thread(target=_hand_over, args=(call, future), name=name, daemon=True).start()
+    # An error remembers the frames that it came through. One that leads back to it would keep all
+    # that they hold, gigabytes of weights for example, until somebody collects garbage.
+    del call, future
+    try:
+        return await waiting
+    finally:
+        del waiting
 
-    def run() -> None:
-        try:
-            future.set_result(call())
-        except BaseException as error:  # noqa: BLE001 - it is handed over, whatever it is
-            future.set_exception(error)
 
-    threading.Thread(target=run, name=name, daemon=True).start()
-    return await asyncio.wrap_future(future)
+def _hand_over(call: Callable[[], Result], future: "Future[Result]") -> None:
+    try:
+        future.set_result(call())
+    except BaseException as error:  # noqa: BLE001 - it is handed over, whatever it is
+        future.set_exception(error)
+    finally:
+        del call, future
 
 
 class HomeLoop:

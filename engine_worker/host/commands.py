@@ -199,6 +199,8 @@ class HostCommands:
         try:
             if isinstance(body, Sleep):
                 freed = await self._off_loop(lambda: memory.sleep(tags))
+                if self._weights is not None:
+                    self._weights.sleep()
                 self._asleep |= set(tags)
             else:
                 freed = await self._off_loop(lambda: memory.wake_up(tags))

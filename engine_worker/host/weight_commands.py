@@ -66,6 +66,7 @@ class WeightCommands:
         """Versions that the engine has staged, or is about to."""
         self._ready: set[int] = set()
         """Those of them that it has, and that were found sound."""
+        self._installing: set[int] = set()
         self._judging: dict[int, asyncio.Future[None]] = {}
         specs = weights.specs()
         self._active = ActiveWeights(weights, specs)
@@ -78,6 +79,10 @@ class WeightCommands:
     def transports(self) -> list[str]:
         """Transports by which the engine can take weights."""
         return self._receiver.transports
+
+    def sleep(self) -> None:
+        """Give back memory of the GPU: the engine sleeps, as somebody else needs it."""
+        self._receiver.sleep()
 
     async def do(self, body: WeightCommand) -> msgspec.Struct:
         """Carry out one of WEIGHT_COMMANDS; returns the body of its `finished`.
@@ -174,11 +179,14 @@ class WeightCommands:
         await self._off_loop(lambda: self._weights.unstage(version))
 
     async def _give_up(self, version: int) -> None:
-        # Before its bytes are given back: an install that waits would read others.
+        # Before its bytes are given back: who reads them would read others.
         await self._unstage(version)
         if version in self._judging:
-            await asyncio.wait((self._judging[version],))  # it reads them, too
-        self._receiver.give_up(version)
+            await asyncio.wait((self._judging[version],))
+        if version in self._installing:
+            self._receiver.leave(version)
+        else:
+            self._receiver.give_up(version)
         if self._in_place is not None:
             self._in_place.drop(version)
 
@@ -187,9 +195,13 @@ class WeightCommands:
             return Committed(body.version, 0.0)
         if self._receiver.has(body.version) and body.version in self._ready:
             tensors = self._receiver.staged(body.version)
-            swap = await self._off_loop(
-                lambda: self._weights.install(body.version, tensors, body.in_flight)
-            )
+            self._installing.add(body.version)
+            try:
+                swap = await self._off_loop(
+                    lambda: self._weights.install(body.version, tensors, body.in_flight)
+                )
+            finally:
+                self._installing.discard(body.version)
             self._receiver.drop(body.version)
             return Committed(swap.version, swap.stall_ms, swap.n_retracted, swap.n_aborted)
         if self._in_place is not None and self._in_place.has(body.version):

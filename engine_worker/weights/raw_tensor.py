@@ -26,7 +26,8 @@ class HandleBook:
     """
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        # Memory may be freed while garbage is collected, in a thread that is in here.
+        self._lock = threading.RLock()
         self._open: dict[int, tuple[bytes, int]] = {}
 
     def opened(self, address: int, handle: bytes, size_bytes: int) -> None:
@@ -42,7 +43,7 @@ class HandleBook:
     def find(self, address: int, size_bytes: int) -> LentBytes | None:
         """The memory in which these bytes lie; None: no other process can open it."""
         with self._lock:
-            for start, (handle, room) in self._open.items():
+            for start, (handle, room) in [*self._open.items()]:
                 if start <= address and address + size_bytes <= start + room:
                     return LentBytes(handle, room, address - start)
         return None

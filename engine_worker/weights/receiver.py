@@ -104,10 +104,9 @@ class WeightReceiver:
             async with self._store(ask, timeout_s) as store:
                 staged, why = await self._fetch(store, ask)
             while len(self._staged) >= MAX_STAGED:
-                # Not released: a caller that has not called `drop` may still read its tensors,
-                # and they keep its memory as it is.
-                oldest = self._staged.pop(next(iter(self._staged))).manifest
-                self._relay.end(oldest.policy, oldest.version)
+                oldest = next(iter(self._staged))
+                self._relay.end(self._staged[oldest].manifest.policy, oldest)
+                self.leave(oldest)  # a caller that has not called `drop` may still read it
             self._staged[ask.version] = staged
             why = "; ".join(filter(None, (why, staged.why)))[:MAX_SENTENCE_CHARS]
             if staged.content is not None:
@@ -162,6 +161,10 @@ class WeightReceiver:
         if staged is not None:
             staged.release()
 
+    def leave(self, version: int) -> None:
+        """Drop a version that may be read: its tensors keep its bytes as they are. Idempotent."""
+        self._staged.pop(version, None)
+
     def refuse(self, version: int) -> None:
         """Drop a version with wrong values: other workers cannot get it here either. Idempotent."""
         if version in self._staged:
@@ -172,6 +175,11 @@ class WeightReceiver:
         """Give back the memory that is kept from one version to the next."""
         for way in self._ways.values():
             way.close()
+
+    def sleep(self) -> None:
+        """Give back the memory of the GPU that is kept from one version to the next."""
+        for way in self._ways.values():
+            way.sleep()
 
     def close(self) -> None:
         """Drop everything."""

@@ -147,6 +147,24 @@ async def test_an_install_reads_its_own_bytes_though_newer_versions_were_staged_
     assert engine.content["head.weight"] == model(1.0)["head.weight"].numpy().tobytes()
 
 
+async def test_an_install_reads_its_own_bytes_though_it_was_given_up_and_another_one_came(
+    tmp_path: Path, engine: FakeEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    installing = Held(engine, monkeypatch, "install")
+    async with store_harness(tmp_path) as store:
+        worker = Worker(store, engine)
+        version, _ = await worker.prepare(model(1.0), "tcp")
+        committing = asyncio.create_task(worker.commit(version))
+        assert await asyncio.to_thread(installing.has_begun.wait, DEADLINE_S)
+        await worker.give_up(version)
+        prepared = (await worker.prepare(model(2.0), "tcp"))[1]
+        assert isinstance(prepared, Prepared)
+        assert prepared.transport == "tcp"
+        installing.may_go_on.set()
+        assert isinstance(await committing, Committed)
+    assert engine.content["head.weight"] == model(1.0)["head.weight"].numpy().tobytes()
+
+
 async def test_a_version_given_up_while_an_older_one_is_unstaged_fails_as_such(
     tmp_path: Path, engine: FakeEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -8,6 +8,7 @@ import contextlib
 import logging
 import secrets
 import socket
+import threading
 import time
 from collections.abc import Sequence
 from datetime import timedelta
@@ -282,11 +283,12 @@ class CollectiveOffering:
         problem = rendezvous.go(why_not(gpu, reports), name)
         if problem:
             if kept is not None:
-                self._kept.keep(kept)
+                kept.close()  # the ranks let go of it, too
             await rendezvous.heard(reports)
             return problem
         seat = Seat(self._backend, 0, world, self._host, self._timeout_s)
         pieces = self._pieces
+        is_given_up = threading.Event()
 
         def broadcast() -> RankGroup:
             group = kept or RankGroup(dist, rendezvous.client(), seat, name)
@@ -297,11 +299,14 @@ class CollectiveOffering:
             except BaseException:
                 group.close()
                 raise
+            if is_given_up.is_set():
+                group.close()
             return group
 
         try:
             group = await in_daemon_thread(broadcast, "rolloutbus-broadcast")
         except BaseException:
+            is_given_up.set()
             self._pieces = []  # the thread may read them still: the next version gets others
             raise
         has_failed = True

@@ -107,7 +107,6 @@ class WorkerRendezvous:
             if why_not:
                 # The trainer waits for this, so that no rank's links end before it knows why.
                 self._store.set(done_key(self._rank), write_report(RankReport(problem=why_not)))
-                self._keep()
                 self.close()
                 raise CannotFetch(why_not)
             self._meet(self._group_name()).broadcast(pieces)
@@ -159,9 +158,11 @@ class WorkerRendezvous:
 
     def _keep(self) -> None:
         """Leave the group to the next version; if the trainer does not, it will say so then."""
-        if self._group is not None and self._group.name:
-            self._kept.keep(self._group)
-            self._group = None
+        group, self._group = self._group, None
+        if group is not None and group.name:
+            self._kept.keep(group)
+        elif group is not None:
+            group.close()
 
 
 def _address(at: str) -> tuple[str, int]:
@@ -198,10 +199,9 @@ class GpuBuffer:
         self.gpu = memory.gpu
         try:
             self.pieces = memory.take([each.size_bytes for each in buckets])
-        except CudaError as error:
-            raise CannotFetch(
-                f"the GPU has no room for a second copy of the weights: {error}"
-            ) from error
+        except (CudaError, RuntimeError) as error:
+            why = f"no room for a second copy of the weights on the GPU: {first_line(error)}"
+            raise CannotFetch(why) from error
         self.parts = self.pieces
         self._buckets = buckets
 
@@ -233,9 +233,20 @@ def receive(
         rendezvous.close()
         raise
     rendezvous.join(gpu=buffer.gpu)
-    rendezvous.receive(buffer.pieces)
-    wrong = buffer.wrong()
+    try:
+        rendezvous.receive(buffer.pieces)
+        wrong = buffer.wrong()
+    except RuntimeError as error:
+        why = f"what came could not be verified: {first_line(error)}"
+        rendezvous.report(why)  # or the others would wait for this rank
+        buffer.pieces.clear()
+        raise CannotFetch(why) from error
+    except BaseException:
+        rendezvous.close()
+        buffer.pieces.clear()  # the error remembers this frame, and memory is short
+        raise
     rendezvous.report(wrong.problem.message if wrong is not None else "")
     if wrong is not None:
+        buffer.pieces.clear()
         raise wrong
     return buffer

@@ -34,13 +34,17 @@ class Collective(Fetcher):
         """
         self._spare = spare
         self._gpus = gpus
-        self._book = book or HandleBook()
+        self._book = book
         self._gpu_memory: SpareGpuMemory | None = None
         self._kept = KeptGroup()
 
     def close(self) -> None:
         """Let go of the other ranks, and of memory of the GPU."""
         self._kept.close()
+        self.sleep()
+
+    def sleep(self) -> None:
+        """Give back memory of the GPU."""
         if self._gpu_memory is not None:
             self._gpu_memory.clear()
 
@@ -91,6 +95,6 @@ class Collective(Fetcher):
         if self._gpu_memory is None:
             try:
                 self._gpu_memory = SpareGpuMemory(self._gpus[0], self._book)
-            except CudaError as error:
+            except (CudaError, ValueError) as error:
                 raise CannotFetch(str(error)) from error
         return self._gpu_memory

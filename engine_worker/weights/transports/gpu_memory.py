@@ -3,19 +3,20 @@
 import threading
 import weakref
 from collections.abc import Sequence
+from typing import Any, cast
 
 import torch
 
-from rolloutbus.bus.weights.cuda_memory import CudaMemory, DeviceBytes
+from rolloutbus.bus.weights.cuda_memory import CudaError, CudaMemory, DeviceBytes
 from rolloutbus.engine_worker.weights.raw_tensor import HandleBook
-from rolloutbus.engine_worker.weights.torch_tensors import device_of
+from rolloutbus.engine_worker.weights.torch_tensors import SPARE_BYTES, device_of
 
 
 class SpareGpuMemory:
     """Holds the memory of at most one version, for the next one."""
 
-    def __init__(self, gpu: str, book: HandleBook) -> None:
-        """`gpu`: its UUID; `book` notes how other processes open what is taken."""
+    def __init__(self, gpu: str, book: HandleBook | None) -> None:
+        """`gpu`: its UUID; `book` notes how other processes open what is taken; None: none do."""
         self.gpu = gpu
         self._device = device_of(gpu)
         self._book = book
@@ -34,6 +35,9 @@ class SpareGpuMemory:
             pieces.clear()  # given back before more is taken
             with torch.cuda.device(self._device):
                 torch.cuda.empty_cache()  # what torch keeps for itself is not free for others
+                free_bytes: int = cast("Any", torch.cuda).mem_get_info()[0]  # untyped
+                if free_bytes < sum(sizes) + SPARE_BYTES:
+                    raise CudaError(f"{free_bytes} bytes are free, {sum(sizes)} are needed")
                 pieces += [self._allocate(each) for each in sizes]
         return pieces
 
@@ -57,11 +61,13 @@ class SpareGpuMemory:
         raw = DeviceBytes(address, size_bytes)
         freeing = weakref.finalize(raw, _free, self._memory, address, self._device, self._book)
         freeing.atexit = False
-        self._book.opened(address, self._memory.export(address), size_bytes)
+        if self._book is not None:
+            self._book.opened(address, self._memory.export(address), size_bytes)
         return torch.as_tensor(raw, device=self._device)
 
 
-def _free(memory: CudaMemory, address: int, device: torch.device, book: HandleBook) -> None:
-    book.closed(address)
+def _free(memory: CudaMemory, address: int, device: torch.device, book: HandleBook | None) -> None:
+    if book is not None:
+        book.closed(address)
     with torch.cuda.device(device):
         memory.free(address)
