@@ -63,8 +63,8 @@ class Profiles:
         folder = self._folder
         if folder is None:
             raise EngineBusy("no profile is being recorded; send start_profile first")
+        self._folder = None  # also if it fails: the profiler records no more
         profiler.stop()
-        self._folder = None
         root = Path(self._root)
         found = [each for each in folder.rglob("*") if each.is_file()]
         return Profiled(sorted(str(each.relative_to(root)) for each in found))

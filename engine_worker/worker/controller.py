@@ -204,12 +204,12 @@ class ControlLanes:
         """
         return bool(self._running.keys() - {"prepare_update"})
 
-    def submit(self, entry: Entry) -> list[ToHost] | Problem:
-        """Pass a command on, now or when its turn comes."""
+    def submit(self, entry: Entry, limit: int = MAX_WAITING) -> list[ToHost] | Problem:
+        """Pass a command on, now or when its turn comes; `limit`: of those that wait."""
         if entry.kind not in self._running:
             return [self._pass_on(entry)]
         waiting = self._waiting.setdefault(entry.kind, deque())
-        if len(waiting) >= MAX_WAITING:
+        if len(waiting) >= limit:
             message = f"{len(waiting)} commands of this kind are waiting; try again later."
             return Problem("busy", message, "not_started", retry_after_ms=1000)
         waiting.append(entry)
@@ -260,6 +260,8 @@ class Controller:
         self._parked_commit: Entry | None = None
         self._released: list[str] = []
         """Memory tags released, as the host reported last."""
+        self._was_paused = False
+        """Before the pause that the host is at: it stays so if that one fails."""
 
     @property
     def adapters(self) -> dict[str, int]:
@@ -275,6 +277,17 @@ class Controller:
     def in_phase(self) -> bool:
         """Whether the engine moves weights or memory, which may take minutes."""
         return self._lanes.in_phase
+
+    @property
+    def should_step(self) -> bool:
+        """Whether the engine makes steps if it has requests; `state` does not tell it alone.
+
+        One that leaves may be paused, and one whose commit waits for requests serves those.
+        """
+        state = self.state
+        is_held = state.is_paused or state.is_torn or bool(state.asleep)
+        is_able = state.is_host_ready and not state.is_broken
+        return is_able and not is_held and not self._lanes.is_running("commit_update")
 
     @property
     def has_work(self) -> bool:
@@ -307,12 +320,11 @@ class Controller:
         self._vocab_size, self._max_context = ready.vocab_size, ready.max_context
         self._note_adapters(ready.adapters)
         outcomes: Outcomes = []
-        for entry in self._memory.reload():
-            submitted = self._lanes.submit(entry)
-            if isinstance(submitted, Problem):
-                self._memory.ended(key_of(entry), None)
-            else:
-                outcomes += submitted
+        again = self._memory.reload()
+        for entry in again:
+            submitted = self._lanes.submit(entry, len(again))
+            assert not isinstance(submitted, Problem), "there is room for all"
+            outcomes += submitted
         return outcomes
 
     def submit(self, entry: Entry, body: msgspec.Struct) -> Outcomes:
@@ -349,12 +361,14 @@ class Controller:
             self._changed(command, result)
             adapters = result.adapters if isinstance(result, Adapters) else None
         elif command == "pause":
-            self.state.is_paused = False
+            self.state.is_paused = self._was_paused
         elif command == "sleep":
             self.state.asleep = self._released
         if command in ("load_lora", "unload_lora"):
             self._memory.ended(key, adapters)
         following = self._lanes.ended(command)
+        for each in following:
+            self._note_begun(each.entry)
         self._note_update()
         return [Ending(entry.kind, key, entry.body), *following]
 
@@ -389,13 +403,19 @@ class Controller:
             return [refused(entry, submitted)]
         if isinstance(body, LoadLora):
             self._memory.asked(key_of(entry), body)
-        # New requests must not slip in while the host is still at it.
-        if entry.kind == "pause":
-            self.state.is_paused = True
-        elif isinstance(body, Sleep):
-            self.state.asleep = sorted({*self.state.asleep, *body.tags})
+        for each in submitted:
+            self._note_begun(each.entry)
         self._note_update()
         return [*submitted]
+
+    def _note_begun(self, entry: Entry) -> None:
+        """The host gets a command: new requests must not slip in while it is still at it."""
+        if entry.kind == "pause":
+            self._was_paused, self.state.is_paused = self.state.is_paused, True
+        elif entry.kind == "sleep":
+            body = unpack(entry)
+            assert isinstance(body, Sleep)
+            self.state.asleep = sorted({*self.state.asleep, *body.tags})
 
     def _park(self, entry: Entry) -> Outcomes:
         if self._parked_commit is not None:
@@ -445,7 +465,7 @@ class Controller:
             case Adapters(adapters):
                 self._note_adapters(adapters)
             case _ if command == "resume":
-                self.state.is_paused = False
+                self.state.is_paused = self._was_paused = False
             case _:
                 pass
 

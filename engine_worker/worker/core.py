@@ -331,7 +331,7 @@ class WorkerCore:
 
     @property
     def _is_sampling(self) -> bool:
-        return len(self._generation) > 0 and self._controller.state.phase in ("ready", "draining")
+        return len(self._generation) > 0 and self._controller.should_step
 
     def _carry_out(self, effects: list[MemberEffect], now: float) -> list[WorkerEffect]:
         """Replace effects that the member core means for us by what follows from them."""
@@ -415,9 +415,10 @@ class WorkerCore:
         return effects
 
     def _abort(self, entry: Entry, body: Abort, now: float) -> list[WorkerEffect]:
-        running = [request for rid in body.rids if (request := self._generation.get(rid))]
+        rids = dict.fromkeys(body.rids)  # each of them ends once
+        running = [request for rid in rids if (request := self._generation.get(rid))]
         known = {str(request.key[0]) for request in running}
-        self._member.deliveries.bury((rid for rid in body.rids if rid not in known), now)
+        self._member.deliveries.bury((rid for rid in rids if rid not in known), now)
         effects = self._cancel(running, now)
         return [*effects, *self._end(Ending("finished", key_of(entry), Done()), now)]
 

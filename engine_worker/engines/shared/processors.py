@@ -95,6 +95,12 @@ class Processors:
                 built.append(factory(each.params, vocab_size))
             except ValueError as error:
                 raise ValueError(f"{each.name}: {error}") from error
+            # Whatever an operator's factory raises concerns this request and not its engine.
+            except Exception as error:
+                why = f"{type(error).__name__}: {error}"
+                raise ValueError(
+                    f"{each.name} cannot be made of these parameters: {why}"
+                ) from error
         return built
 
 

@@ -35,7 +35,12 @@ def penalised(
 
 
 Slots = np.ndarray[tuple[int], np.dtype[np.int64]]
-NOTHING_LEFT = "its processors, with its other rules, leave no token to sample"
+MAX_LOGIT = 1e30
+"""The likeliest token's: the lowest temperature makes a million times as much of it."""
+NOTHING_LEFT = (
+    "its processors, with its other rules, leave no token to sample, or one whose logit is beyond "
+    f"{MAX_LOGIT:g}"
+)
 
 
 class RowRules:
@@ -87,7 +92,7 @@ class RowRules:
             if bool(scores[row].isnan().any()):
                 continue  # the model's doing, not the request's
             done = self._processed_row(slot, scores[row])
-            if not isinstance(done, str) and bool(done.max().isfinite()):
+            if not isinstance(done, str) and bool(done.max().abs() <= MAX_LOGIT):
                 scores[row] = done
                 continue
             failed[row] = cannot_sample(done if isinstance(done, str) else NOTHING_LEFT)

@@ -11,7 +11,7 @@ from rolloutbus.bus.weights.manifest import bytes_of, total_bytes
 from rolloutbus.bus.weights.shm import SegmentGone, SegmentReader, host_id
 from rolloutbus.bus.wire.messages.weights import Manifest, PrepareUpdate
 from rolloutbus.engine_worker.weights.checks import verify
-from rolloutbus.engine_worker.weights.staged import CannotFetch, Staged, ask_manifest
+from rolloutbus.engine_worker.weights.staged import CannotFetch, Fetcher, Staged, ask_manifest
 
 PIN_TRIES = 5
 """A segment may be renamed between the manifest and the pin; then the manifest is asked again."""
@@ -19,7 +19,7 @@ PIN_PAUSE_S = 0.05
 PIN_PAUSE_MAX_S = 0.2
 
 
-class SharedMemory:
+class SharedMemory(Fetcher):
     """Maps versions of a store on this host."""
 
     def __init__(self) -> None:

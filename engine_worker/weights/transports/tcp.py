@@ -16,7 +16,7 @@ from rolloutbus.engine_worker.weights.arrival import Arrival, AskedBytes, Giver
 from rolloutbus.engine_worker.weights.buffers import SpareBuffer
 from rolloutbus.engine_worker.weights.checks import wrong_bytes
 from rolloutbus.engine_worker.weights.relay import Relay
-from rolloutbus.engine_worker.weights.staged import Staged, ask_chunk, in_buffer
+from rolloutbus.engine_worker.weights.staged import Fetcher, Staged, ask_chunk, in_buffer
 
 CHECK_BYTES = 32 * 1024 * 1024
 """Verified in one go: much more than a hop to another thread costs, and soon done."""
@@ -25,7 +25,7 @@ STUCK_S = 30.0
 STORE: Giver = -1
 
 
-class Pull:
+class Pull(Fetcher):
     """Pulls from other workers and from the store."""
 
     def __init__(self, spare: SpareBuffer, relay: Relay, dialer: Dialer | None = None) -> None:

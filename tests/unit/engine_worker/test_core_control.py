@@ -16,6 +16,7 @@ from rolloutbus.bus.wire.messages.control import (
     Sleep,
 )
 from rolloutbus.bus.wire.messages.endings import Done, Problem
+from rolloutbus.bus.wire.messages.generation import Abort
 from rolloutbus.bus.wire.messages.host import EngineFailure, EngineReady
 from rolloutbus.bus.wire.messages.membership import Goodbye, Heartbeat
 from rolloutbus.bus.wire.messages.weights import (
@@ -61,6 +62,34 @@ def test_resume_overtakes_a_pause_that_drains(bench: Bench) -> None:
     assert [e.rid for e in bench.said.to_host("resume")] == ["c/3@w0"]
     bench.host_ends("finished", "c/1@w0", Done())
     assert [e.rid for e in bench.said.to_host("pause")] == ["c/1@w0", "c/2@w0"]
+
+
+def test_a_pause_that_waited_pauses_the_worker_though_it_was_resumed_meanwhile(
+    bench: Bench,
+) -> None:
+    for rid in ("c/1@w0", "c/2@w0"):
+        bench.command("pause", rid, Pause("drain"))
+    bench.command("resume", "c/3@w0", Resume())
+    bench.host_ends("finished", "c/3@w0", Done())
+    bench.host_ends("finished", "c/1@w0", Done())
+    assert bench.said.heartbeat().state == "paused"
+
+
+@pytest.mark.parametrize("was_paused", [True, False])
+def test_a_pause_that_fails_changes_nothing(bench: Bench, *, was_paused: bool) -> None:
+    if was_paused:
+        bench.command("pause", "c/1@w0", Pause("retract"))
+        bench.host_ends("finished", "c/1@w0", Done())
+    bench.command("pause", "c/2@w0", Pause("in_place"))
+    bench.host_ends("failed", "c/2@w0", Problem("unsupported", "no", "not_started"))
+    assert bench.said.heartbeat().state == ("paused" if was_paused else "ready")
+
+
+def test_a_request_that_is_aborted_twice_at_once_ends_once(bench: Bench) -> None:
+    bench.generate("c/1")
+    bench.command("abort", "c/2", Abort(["c/1", "c/1"]))
+    assert bench.said.ending("c/1").kind == "cancelled"
+    assert bench.said.ending("c/2").kind == "finished"
 
 
 def test_sleep_waits_for_nobody_and_refuses_while_requests_run(bench: Bench) -> None:
@@ -289,6 +318,26 @@ def test_engine_without_progress_is_killed_only_while_it_has_work(bench: Bench) 
     bench.pass_time(40.0)
     assert not any(isinstance(effect, KillHost) for effect in bench.said.effects)
     bench.generate("c/1", deadline_s=100.0)
+    bench.pass_time(31.0)
+    assert KillHost("the engine makes no progress") in bench.said.effects
+
+
+def test_an_engine_that_is_paused_is_not_killed_though_its_worker_is_to_leave() -> None:
+    bench = Bench(drain_s=120.0)
+    bench.join()
+    bench.generate("c/1", deadline_s=300.0)
+    bench.command("pause", "c/2@w0", Pause("in_place"))
+    bench.host_ends("finished", "c/2@w0", Done())
+    bench.told_to_leave()
+    bench.pass_time(60.0)
+    assert not any(isinstance(effect, KillHost) for effect in bench.said.effects)
+
+
+def test_an_engine_without_progress_is_killed_while_a_commit_waits_for_its_requests(
+    bench: Bench,
+) -> None:
+    bench.generate("c/1", versions="exact:0", deadline_s=300.0)
+    bench.command("commit_update", "c/2@w0", CommitUpdate("default", 1, "keep"), None, 300.0)
     bench.pass_time(31.0)
     assert KillHost("the engine makes no progress") in bench.said.effects
 

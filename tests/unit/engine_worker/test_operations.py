@@ -325,6 +325,15 @@ async def test_one_profile_at_a_time(commands: HostCommands) -> None:
     await done(commands, "start_profile", StartProfile())
 
 
+async def test_after_a_profile_that_could_not_be_ended_another_one_begins(
+    commands: HostCommands, paths: OperatorPaths
+) -> None:
+    await done(commands, "start_profile", StartProfile())
+    shutil.rmtree(paths.profile_dir)
+    await failed(commands, "stop_profile", StopProfile())
+    await done(commands, "start_profile", StartProfile())
+
+
 async def test_a_profile_that_could_not_begin_leaves_nothing(
     commands: HostCommands, paths: OperatorPaths
 ) -> None:

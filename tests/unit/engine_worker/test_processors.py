@@ -43,6 +43,10 @@ def fails(params: Params, vocab_size: int) -> LogitProcessor:
     return fail
 
 
+def needs_a_window(params: Params, vocab_size: int) -> LogitProcessor:
+    return fails({"window": params["window"]}, vocab_size)
+
+
 def built(name: str, **params: Any) -> LogitProcessor:  # noqa: ANN401 - also what does not fit
     return Processors({}).build([Processor(name, params)], VOCAB)[0]
 
@@ -145,6 +149,12 @@ def test_a_processor_that_raises_says_so_and_raises_no_further() -> None:
     told = apply(known.build([Processor("broken")], VOCAB), torch.zeros(VOCAB), so_far(0))
     assert isinstance(told, str)
     assert "RuntimeError" in told
+
+
+def test_a_factory_that_raises_anything_concerns_the_one_who_asked() -> None:
+    known = Processors({"window": f"{__name__}:needs_a_window"})
+    with pytest.raises(ValueError, match=r"window.*KeyError"):
+        known.build([Processor("window")], VOCAB)
 
 
 def test_what_was_ruled_out_before_stays_so() -> None:

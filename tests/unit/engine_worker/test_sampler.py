@@ -254,6 +254,23 @@ def test_a_row_that_nothing_is_left_of_fails_alone() -> None:
     assert np.isfinite(drawn.logprobs[1])
 
 
+@pytest.mark.parametrize(
+    "asked",
+    [
+        [Processor("action_mask", {"allowed": [1], "mask_value": 3e38})],
+        [Processor("temperature_schedule", {"initial": 1e-6, "final": 1e-6, "warmup_tokens": 0})]
+        * 6,
+    ],
+)
+def test_processors_that_leave_numbers_too_large_are_not_the_weights_fault(
+    asked: list[Processor],
+) -> None:
+    sampling = SamplingParams(temperature=1e-6)
+    one = ruled(sampling, processors=Processors({}).build(asked, VOCAB))
+    drawn = sample([one, request(SamplingParams())], logits(2, 1))
+    assert {row: problem.field for row, problem in drawn.failed.items()} == {0: "processors"}
+
+
 def test_what_is_wanted_comes_from_the_distribution_that_was_drawn_from() -> None:
     want = Want(top_logprobs=3, logprobs_of=[4, 9], sampling_mask=True)
     rows = [

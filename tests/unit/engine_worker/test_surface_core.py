@@ -306,6 +306,20 @@ def reloaded(bench: Bench, n_before: int) -> list[tuple[str, int]]:
     return [(body.name, body.version) for body in bodies if isinstance(body, LoadLora)]
 
 
+def test_a_new_engine_gets_as_many_adapters_as_the_one_before_had(bench: Bench) -> None:
+    names = [f"a{number}" for number in range(70)]
+    loaded: dict[str, int] = {}
+    for number, name in enumerate(names):
+        load_lora(bench, f"c/{number}", name, 1, **loaded)
+        loaded[name] = 1
+    n_loads = len(bench.said.to_host("load_lora"))
+    crash(bench)
+    bench.host(Entry("engine_ready", body=pack(READY)))
+    for name in names:
+        again(bench, "finished", name, **loaded)
+    assert reloaded(bench, n_loads) == [(name, 1) for name in names]
+
+
 def test_a_new_engine_gets_the_adapters_of_the_one_before_and_only_then_joins(
     bench: Bench,
 ) -> None:

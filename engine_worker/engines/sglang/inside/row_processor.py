@@ -29,7 +29,7 @@ from rolloutbus.engine_worker.engines.shared.processors import (
     apply,
     factory_at,
 )
-from rolloutbus.engine_worker.engines.shared.row_rules import NOTHING_LEFT, penalised
+from rolloutbus.engine_worker.engines.shared.row_rules import MAX_LOGIT, NOTHING_LEFT, penalised
 
 WITHIN = -1
 """In place of a number of tokens: the step computes a part of what is known, and samples nothing
@@ -207,8 +207,8 @@ def _shaped(logits: torch.Tensor, states: Sequence[RowState]) -> torch.Tensor:
             else:
                 rows[i] = done
     # Nothing can be drawn from a row without a finite maximum: SGLang would end with it.
-    had = logits.amax(-1).isfinite()
-    gone = had & ~rows.amax(-1).isfinite()
+    had = logits.amax(-1).abs() <= MAX_LOGIT
+    gone = had & ~(rows.amax(-1).abs() <= MAX_LOGIT)
     lost: list[int] = gone.nonzero()[:, 0].cpu().numpy().tolist()
     for i in {*lost, *whys}:
         _give_up(states[i], whys.get(i, NOTHING_LEFT))
