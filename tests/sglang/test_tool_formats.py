@@ -2,13 +2,16 @@
 
 import importlib.metadata
 import json
+import re
 import subprocess
 import sys
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
 
 from rolloutbus.bus.wire.errors import SettingsError
+from rolloutbus.trainer_adapter.client.text import TextPieces
 from rolloutbus.trainer_adapter.openai.answer_reader import (
     READS_CALLS,
     TOOL_FORMATS,
@@ -37,7 +40,7 @@ class WithTemplate:
 
 def read(reader, text):
     told = []
-    for piece in re.findall(PIECES, text, re.DOTALL):
+    for piece in re.findall(PIECES, text, re.DOTALL) if isinstance(text, str) else text:
         told += reader.feed(piece)
     told += reader.end()
     texts = {"reasoning": "", "content": ""}
@@ -61,9 +64,9 @@ print(json.dumps(found))
 """SGLang is imported in a process of its own, which finds the stand-ins."""
 
 
-def read_by_sglang(asked: list[list[str]], tools: list[dict[str, Any]] = TOOLS) -> list[list[Any]]:
-    """Of each (tool format, reasoning format, chat template, prompt, answer): both formats,
-    reasoning, content and calls."""
+def read_by_sglang(asked: list[list[Any]], tools: list[dict[str, Any]] = TOOLS) -> list[list[Any]]:
+    """Of each (tool format, reasoning format, chat template, prompt, answer or its pieces): both
+    formats, reasoning, content and calls."""
     told = subprocess.run(
         [sys.executable, "-c", PROGRAM],
         cwd=ROOT,
@@ -109,6 +112,32 @@ def test_sglang_recognises_formats_and_reads_what_we_read() -> None:
     calls, contents = zip(*[(each[4], each[3]) for each in found[5:]], strict=True)
     assert list(calls) == [called] * len(ONE) + [2 * called] * len(TWO)
     assert list(contents) == 2 * [each.strip() for each in before.values()]
+
+
+def pieces(text: str, stop: Sequence[str]) -> list[str]:
+    """As they are streamed with stop texts: a special token or a word is a token."""
+    texts = re.findall(r"</?think>|</?tool_call>| ?\w+|.", text, re.DOTALL)
+    told = TextPieces(lambda tokens: "".join(texts[token] for token in tokens), stop)
+    last = len(texts) - 1
+    return [told.add(at, [at], is_last=at == last) for at in range(len(texts))]
+
+
+@pytest.mark.parametrize("stop", ["Observation:", "</s>", "\n\n\n"])
+def test_sglang_reads_reasoning_of_which_stop_texts_hold_back_the_end(stop: str) -> None:
+    answer = f"<think>\nI look it up.\n</think>\n\nThe weather: {ONE['hermes']}"
+    asked = [
+        ["qwen", "qwen3", "", "", pieces(answer, [stop])],
+        ["qwen", "qwen3", "", "<think>\n", pieces(answer.removeprefix("<think>\n"), [stop])],
+        ["qwen", "qwen3", "", "", pieces("<think>a < b</think>if a <", [stop])],
+        ["qwen", "qwen3", "", "", pieces("<think>a <", [stop])],
+    ]
+    called = [["get_weather", ARGUMENTS]]
+    assert [each[2:] for each in read_by_sglang(asked)] == [
+        ["I look it up.", "The weather:", called],
+        ["I look it up.", "The weather:", called],
+        ["a < b", "if a <", []],
+        ["a <", "", []],
+    ]
 
 
 def test_calls_are_read_with_the_transformers_that_sglang_pins_or_it_says_what_to_do() -> None:

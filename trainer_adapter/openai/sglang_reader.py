@@ -103,6 +103,9 @@ class SglangReader:
             self._new_calls = lambda: parsers.calls(known, tool_format)
         self._calls: Any = self._new_calls() if self._new_calls else None
         self._reasoning = _reasoning(parsers, reasoning_format, prompt)
+        self._marks = _marks(self._reasoning)
+        self._held = ""
+        """The end of the text, which may begin a mark."""
         self._said = ""
         """Content that was told."""
         self._text = ""
@@ -112,7 +115,13 @@ class SglangReader:
         """The text goes on."""
         if self._reasoning is None:
             return self._content(text)
-        reasoning, rest = self._reasoning.parse_stream_chunk(text)
+        # Its parser finds a mark only in one piece, or where a piece begins with it.
+        text = self._held + text
+        n_told = len(text) - _n_begun(text, self._marks)
+        self._held = text[n_told:]
+        if not n_told:
+            return []
+        reasoning, rest = self._reasoning.parse_stream_chunk(text[:n_told])
         return [*_piece("reasoning", reasoning), *self._content(rest or "")]
 
     def end(self) -> list[AnswerPiece | Call]:
@@ -121,6 +130,11 @@ class SglangReader:
         if self._reasoning is not None:
             reasoning, rest = self._reasoning.parse_stream_end()
             found += [*_piece("reasoning", reasoning), *self._content(rest or "")]
+            # Its parser would hold it back, too, and drop it.
+            if self._reasoning.detector._in_reasoning:  # noqa: SLF001 - nothing else tells it
+                found += _piece("reasoning", self._held)
+            else:
+                found += self._content(self._held)
         if self._new_calls is None:
             return found
         content, calls = self._new_calls().parse_non_stream(self._text)
@@ -153,6 +167,23 @@ def _reasoning(parsers: SglangParsers, name: str, prompt: str) -> Any:  # noqa: 
     if before.endswith(plain.detector.think_start_token):
         return parsers.reasoning(name, stream_reasoning=True, force_reasoning=True)
     return plain
+
+
+def _marks(reasoning: Any) -> list[str]:  # noqa: ANN401 - SGLang's
+    """What begins or ends reasoning; none where there is none."""
+    if reasoning is None:
+        return []
+    detector = reasoning.detector
+    marks = (detector.think_start_token, detector.think_end_token, detector.tool_start_token)
+    return [mark for mark in marks if mark]
+
+
+def _n_begun(text: str, marks: Sequence[str]) -> int:
+    """Characters at the end of a text that are the beginning of a mark, but not all of it."""
+    longest = max(map(len, marks), default=1) - 1
+    lengths = range(min(longest, len(text)), 0, -1)
+    begun = (n for n in lengths if any(n < len(m) and m.startswith(text[-n:]) for m in marks))
+    return next(begun, 0)
 
 
 def _piece(kind: Any, text: str | None) -> list[AnswerPiece | Call]:  # noqa: ANN401 - its name
