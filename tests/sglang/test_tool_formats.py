@@ -140,6 +140,24 @@ def test_sglang_reads_reasoning_of_which_stop_texts_hold_back_the_end(stop: str)
     ]
 
 
+def test_what_sglang_cannot_read_as_a_call_stays_content() -> None:
+    written = [
+        *('["f"]', "5", '"f"', '{"arguments": {}}', '{"name": 5, "arguments": {}}'),
+        *('{"name": "get_weather", "arguments": "x"}', '{"name": "get_weather", "arguments": [1]}'),
+    ]
+    answers = [f"Well.\n<tool_call>\n{each}\n</tool_call>" for each in written]
+    answers.append(f"{ONE['hermes']}\n{answers[0]}")
+    found = read_by_sglang([["qwen", "none", "", "", answer] for answer in answers])
+    assert [each[3:] for each in found] == [[answer, []] for answer in answers]
+
+
+def test_sglang_reads_arguments_that_are_written_as_a_text() -> None:
+    call = json.dumps({"name": "get_weather", "arguments": json.dumps(ARGUMENTS)})
+    answer = f"<tool_call>\n{call}\n</tool_call>"
+    [found] = read_by_sglang([["qwen", "none", "", "", answer]])
+    assert found[3:] == ["", [["get_weather", ARGUMENTS]]]
+
+
 def test_calls_are_read_with_the_transformers_that_sglang_pins_or_it_says_what_to_do() -> None:
     version = importlib.metadata.version("transformers")
     if tuple(map(int, version.split(".")[:2])) < tuple(map(int, READS_CALLS.split("."))):

@@ -2,12 +2,13 @@
 
 import importlib
 import importlib.util
+import json
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from rolloutbus.trainer_adapter.openai.answer_reader import AnswerPiece, Call
+from rolloutbus.trainer_adapter.openai.answer_reader import AnswerPiece, Call, call_in
 from rolloutbus.trainer_adapter.openai.bodies import Json, refusal
 
 _log = logging.getLogger(__name__)
@@ -137,11 +138,24 @@ class SglangReader:
                 found += self._content(self._held)
         if self._new_calls is None:
             return found
-        content, calls = self._new_calls().parse_non_stream(self._text)
-        whole = content if calls else self._text
+        whole, calls = self._read()
         if whole.startswith(self._said):
             found += _piece("content", whole[len(self._said) :])
-        return found + [Call(call.name, call.parameters) for call in calls]
+        return [*found, *calls]
+
+    def _read(self) -> tuple[str, list[Call]]:
+        """Content and calls.
+
+        All is content if one of the calls is none: the parser does not tell where each one stands.
+        """
+        try:
+            content, told = self._new_calls().parse_non_stream(self._text)
+            calls = [_call(each) for each in told]
+        # Its parsers fail as they like at what a model writes.
+        except Exception as error:  # noqa: BLE001 - as told above
+            _log.info("what SGLang's parser cannot read as calls stays content: %s", error)
+            return self._text, []
+        return (content, calls) if calls else (self._text, [])
 
     def _content(self, text: str) -> list[AnswerPiece | Call]:
         if not text:
@@ -167,6 +181,14 @@ def _reasoning(parsers: SglangParsers, name: str, prompt: str) -> Any:  # noqa: 
     if before.endswith(plain.detector.think_start_token):
         return parsers.reasoning(name, stream_reasoning=True, force_reasoning=True)
     return plain
+
+
+def _call(told: Any) -> Call:  # noqa: ANN401 - SGLang's
+    """The same, if it has a name and an object as arguments; else raises as `call_in`."""
+    arguments = told.parameters or "{}"
+    value = json.loads(arguments)
+    # Arguments that the model wrote as a text are told as the JSON of a text.
+    return call_in({"name": told.name, "arguments": value if isinstance(value, str) else arguments})
 
 
 def _marks(reasoning: Any) -> list[str]:  # noqa: ANN401 - SGLang's
