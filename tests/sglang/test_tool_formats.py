@@ -140,6 +140,19 @@ def test_sglang_reads_reasoning_of_which_stop_texts_hold_back_the_end(stop: str)
     ]
 
 
+def test_content_before_a_call_is_told_whatever_its_pieces_are() -> None:
+    call = ONE["hermes"].removeprefix("<tool_call>")
+    ways = [
+        ["\n\nLet", " me check", " the weather.\n<tool_call>", call],
+        ["\n\n", f"Let me check the weather.\n<tool_call>{call}"],
+        ["Let me check the weather.\n", f"<tool_call>{call}"],
+        [f"\n\nLet me check the weather.\n<tool_call>{call}"],
+    ]
+    found = read_by_sglang([["qwen", "none", "", "", way] for way in ways])
+    told = ["Let me check the weather.", [["get_weather", ARGUMENTS]]]
+    assert [each[3:] for each in found] == [told] * len(ways)
+
+
 def test_what_sglang_cannot_read_as_a_call_stays_content() -> None:
     written = [
         *('["f"]', "5", '"f"', '{"arguments": {}}', '{"name": 5, "arguments": {}}'),

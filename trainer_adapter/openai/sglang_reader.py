@@ -139,9 +139,7 @@ class SglangReader:
         if self._new_calls is None:
             return found
         whole, calls = self._read()
-        if whole.startswith(self._said):
-            found += _piece("content", whole[len(self._said) :])
-        return [*found, *calls]
+        return [*found, *_piece("content", _after(self._said, whole)), *calls]
 
     def _read(self) -> tuple[str, list[Call]]:
         """Content and calls.
@@ -206,6 +204,14 @@ def _n_begun(text: str, marks: Sequence[str]) -> int:
     lengths = range(min(longest, len(text)), 0, -1)
     begun = (n for n in lengths if any(n < len(m) and m.startswith(text[-n:]) for m in marks))
     return next(begun, 0)
+
+
+def _after(said: str, whole: str) -> str:
+    """What of a content was not told yet; SGLang strips that of an answer with calls."""
+    for told in (said, said.lstrip(), said.strip()):
+        if whole.startswith(told):
+            return whole[len(told) :]
+    return ""
 
 
 def _piece(kind: Any, text: str | None) -> list[AnswerPiece | Call]:  # noqa: ANN401 - its name
