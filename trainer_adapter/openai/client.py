@@ -225,8 +225,9 @@ class OpenAIClient:
         texts = token_texts(body, self._tokenizer, self._tokenizer.all_special_ids)
         if new_reader() is not None:  # what marks a call may be a special token
             texts = replace(texts, skip_special=False)
-        n_top = body.top_logprobs if body.logprobs else None
-        want = _want(options, n_top, "top_logprobs")
+        if body.top_logprobs and not body.logprobs:
+            raise refusal("top_logprobs", "top_logprobs are told with `logprobs`: true alone")
+        want = _want(options, body.top_logprobs, "top_logprobs")
         own: GenerateOptions = {**options, **options_of(body), **grammar_of(form), **want}
         if prompt.media:
             own["media"] = prompt.media
