@@ -153,6 +153,15 @@ def test_content_before_a_call_is_told_whatever_its_pieces_are() -> None:
     assert [each[3:] for each in found] == [told] * len(ways)
 
 
+@pytest.mark.parametrize("name", ["hermes", "deepseek-v3", "kimi-k2"])
+def test_a_mark_of_a_call_that_is_cut_anywhere_is_no_content(name: str) -> None:
+    answer = f"Let me check.\n{ONE[name]}"
+    ways = [re.findall(f".{{1,{n}}}", answer, re.DOTALL) for n in range(1, 12)]
+    found = read_by_sglang([[name, "none", "", "", way] for way in ways])
+    told = ["Let me check.", [["get_weather", ARGUMENTS]]]
+    assert [each[3:] for each in found] == [told] * len(ways)
+
+
 def test_what_sglang_cannot_read_as_a_call_stays_content() -> None:
     written = [
         *('["f"]', "5", '"f"', '{"arguments": {}}', '{"name": 5, "arguments": {}}'),

@@ -103,6 +103,8 @@ class SglangReader:
                 raise refusal("tools", f"SGLang's parser takes none of these: {error}") from error
             self._new_calls = lambda: parsers.calls(known, tool_format)
         self._calls: Any = self._new_calls() if self._new_calls else None
+        self._held_content: str = ""
+        """The end of the content, which may begin the mark of a call."""
         self._reasoning = _reasoning(parsers, reasoning_format, prompt)
         self._marks = _marks(self._reasoning)
         self._held = ""
@@ -163,7 +165,11 @@ class SglangReader:
         if self._calls is not None:
             if self._calls.has_tool_call(self._text):
                 return []  # what is content here is known at the end
-            told = self._calls.parse_stream_chunk(text)[0]
+            # Its parser, too, may tell a part of a mark as content.
+            text = self._held_content + text
+            n_told = len(text) - _n_begun(text, [self._calls.detector.bot_token])
+            self._held_content = text[n_told:]
+            told = self._calls.parse_stream_chunk(text[:n_told])[0] if n_told else ""
         self._said += told
         return _piece("content", told)
 
