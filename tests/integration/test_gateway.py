@@ -285,6 +285,9 @@ async def test_errors_are_those_that_openais_package_knows(user: openai.AsyncOpe
     with pytest.raises(openai.BadRequestError) as wrong:
         await user.chat.completions.create(model="tiny", messages=says("hello"), top_p=7)
     assert (wrong.value.param, wrong.value.code) == ("top_p", "bad_request")
+    with pytest.raises(openai.BadRequestError, match="`logprobs`: true") as untold:
+        await user.chat.completions.create(model="tiny", messages=says("hello"), top_logprobs=2)
+    assert (untold.value.param, untold.value.code) == ("top_logprobs", "bad_request")
     with pytest.raises(openai.BadRequestError) as misspelt:
         await user.chat.completions.create(
             model="tiny", messages=says("hello"), stream=True, extra_body={"temprature": 0}

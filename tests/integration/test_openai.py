@@ -235,6 +235,8 @@ IMAGE = {"type": "image_url", "image_url": {"url": "data:image/png;base64,iVBORw
         ({"timeout": 0}, "timeout"),
         ({"stream": True}, "stream"),
         ({"top_logprobs": 100_000, "logprobs": True}, "top_logprobs"),
+        ({"top_logprobs": 2}, "top_logprobs"),
+        ({"top_logprobs": 2, "logprobs": False}, "top_logprobs"),
     ],
 )
 async def test_what_cannot_be_done_names_the_field_of_the_body(

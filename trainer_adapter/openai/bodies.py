@@ -170,6 +170,34 @@ def body_of(payload: Mapping[str, Any], kind: type[BodyT]) -> BodyT:
     return body
 
 
+ASKS_FOR_NOTHING: Mapping[str, tuple[object, ...]] = {
+    "best_of": (None, 1),
+    "echo": (None, False),
+    "n": (None, 1),
+    "stream": (None, False),
+    "stream_options": (None,),
+    "suffix": (None, ""),
+}
+"""Fields of a completion that say nothing of how tokens are drawn -> what may be said of each."""
+N_TOLD = 1
+"""vLLM's logprobs of 0 and 1 both tell the sampled token's."""
+
+
+def sampling_body(fields: Mapping[str, Any]) -> CompletionBody:
+    """A completion's fields where prompts and samples are token ids of a trainer's framework.
+
+    Raises:
+        Refused: as `body_of`, and for what is asked of a text or of several samples.
+    """
+    body = body_of({**fields, "prompt": ()}, CompletionBody)
+    for name, values in ASKS_FOR_NOTHING.items():
+        if getattr(body, name) not in values:
+            raise unsupported(name, f"{name} says nothing of how tokens are drawn; leave it out")
+    if (body.logprobs or 0) > N_TOLD:
+        raise unsupported("logprobs", "the sampled token's alone are told: 0 or 1")
+    return body
+
+
 def texts_in(given: str | list[str] | None) -> list[str]:
     """One text or several, as a list."""
     return [given] if isinstance(given, str) else list(given or ())

@@ -41,7 +41,7 @@ from rolloutbus.trainer_adapter.openai.bodies import (
 )
 from rolloutbus.trainer_adapter.openai.embeddings import EmbeddingBody, embeddings_answer
 from rolloutbus.trainer_adapter.openai.formats import Reader, answer_format
-from rolloutbus.trainer_adapter.openai.forms import ForcedCalls, Form, form_of
+from rolloutbus.trainer_adapter.openai.forms import ForcedCalls, Form, form_of, grammar_of
 from rolloutbus.trainer_adapter.openai.history import Key, Transcripts
 from rolloutbus.trainer_adapter.openai.prompts import (
     ChatPrompt,
@@ -225,9 +225,10 @@ class OpenAIClient:
         texts = token_texts(body, self._tokenizer, self._tokenizer.all_special_ids)
         if new_reader() is not None:  # what marks a call may be a special token
             texts = replace(texts, skip_special=False)
-        n_top = body.top_logprobs if body.logprobs else None
-        want = _want(options, n_top, "top_logprobs")
-        own: GenerateOptions = {**options, **options_of(body), **_grammar(form), **want}
+        if body.top_logprobs and not body.logprobs:
+            raise refusal("top_logprobs", "top_logprobs are told with `logprobs`: true alone")
+        want = _want(options, body.top_logprobs, "top_logprobs")
+        own: GenerateOptions = {**options, **options_of(body), **grammar_of(form), **want}
         if prompt.media:
             own["media"] = prompt.media
         answers = ChatAnswers(body, texts, new_reader)
@@ -264,7 +265,7 @@ class OpenAIClient:
         echoed = [texts.of(prompt) if body.echo else "" for prompt in prompts]
         want = _want(options, body.logprobs, "logprobs")
         form = form_of(body)
-        own: GenerateOptions = {**options, **options_of(body), **_grammar(form), **want}
+        own: GenerateOptions = {**options, **options_of(body), **grammar_of(form), **want}
         sampling = sampling_of(body, self._default_max_tokens)
         return _Asked(body, prompts, sampling, own, CompletionAnswers(body, texts, echoed), form)
 
@@ -337,10 +338,6 @@ class OpenAIClient:
         if asked.body.stream_options is not None and asked.body.stream_options.include_usage:
             whole = [rollouts[index] for index in sorted(rollouts)]
             yield {**head, "choices": [], "usage": usage_of(whole, len(asked.prompts))}
-
-
-def _grammar(form: Form | None) -> GenerateOptions:
-    return {} if form is None else {"grammar": form.grammar}
 
 
 def _want(options: GenerateOptions, n_top: int | None, field: str) -> GenerateOptions:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 from rolloutbus.bus.wire.messages.generation import Grammar
+from rolloutbus.trainer_adapter.client.asks import GenerateOptions
 from rolloutbus.trainer_adapter.openai.answer_reader import AnswerPiece, Call, call_in
 from rolloutbus.trainer_adapter.openai.bodies import Body, ChatBody, Json, refusal, unsupported
 
@@ -50,6 +51,11 @@ def form_of(body: Body) -> Form | None:
         fields = " and ".join(each.field for each in found)
         raise refusal(found[-1].field, f"an answer has one form, and {fields} ask for one each")
     return found[0] if found else None
+
+
+def grammar_of(form: Form | None) -> GenerateOptions:
+    """The option of a request that asks for a form."""
+    return {} if form is None else {"grammar": form.grammar}
 
 
 def _schema(field: str, schema: Json) -> Form:

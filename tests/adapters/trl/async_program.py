@@ -94,12 +94,15 @@ class Told(TrainerCallback):
 class Taken:
     """The queue of samples, which prints each one that the trainer takes."""
 
-    def __init__(self, samples: Any) -> None:  # noqa: ANN401 - TRL's
+    def __init__(self, samples: Any, tokenizer: Any) -> None:  # noqa: ANN401 - TRL's
         self._samples = samples
+        self._tokenizer = tokenizer
 
     def get(self, timeout: float) -> Any:  # noqa: ANN401 - TRL's
         sample = self._samples.get(timeout=timeout)
-        tell(group=sample.group_id, tokens=sample.input_ids.tolist(), of=sample.model_version)
+        tokens = sample.input_ids.tolist()
+        text = self._tokenizer.decode(tokens, skip_special_tokens=True)
+        tell(group=sample.group_id, tokens=tokens, text=text, of=sample.model_version)
         return sample
 
     def qsize(self) -> int:
@@ -113,6 +116,7 @@ def main() -> None:
     parser.add_argument("directory")
     parser.add_argument("--steps", type=int, required=True)
     parser.add_argument("--poison", type=int, default=0, help="the step whose update fails")
+    parser.add_argument("--regex", help="what each completion must match")
     given = parser.parse_args()
 
     packing._flash_attn = lambda: SimpleNamespace(flash_attn_varlen_func=plain_attention)
@@ -152,6 +156,7 @@ def main() -> None:
         train_dataset=dataset,
         processing_class=tokenizer,
         reward_funcs=[n_different],
+        sampling={} if given.regex is None else {"regex": given.regex},
     )
     trainer = AsyncGRPOTrainer(
         model=given.model,
@@ -163,7 +168,7 @@ def main() -> None:
         weight_transfer=worker.weight_transfer,
         callbacks=[Poison(given.poison)],
     )
-    trainer.rollout_queue = Taken(trainer.rollout_queue)
+    trainer.rollout_queue = Taken(trainer.rollout_queue, tokenizer)
     trainer.add_callback(Told(worker))  # after TRL's own
     trainer.remove_callback(PrinterCallback)  # it prints, too
     trainer.train()

@@ -23,11 +23,13 @@ from rolloutbus.trainer_adapter.frameworks.trl import FleetOptions, RolloutFunc,
 
 PROMPTS = ["ab=", "hello=", "xyz=", "a="]
 runs: list[list[tuple[int, int]]] = []
+texts: list[str] = []
 
 
 def n_different(completions: list[str], **columns: Any) -> list[float]:  # noqa: ANN401
     """Reward: how many different characters there are."""
     runs.extend(columns.get("weight_versions", []))
+    texts.extend(completions)
     return [float(len(set(text))) for text in completions]
 
 
@@ -36,8 +38,10 @@ class Told(TrainerCallback):
 
     def on_log(self, _args: object, state: TrainerState, _: object, **more: Any) -> None:  # noqa: ANN401
         if state.is_world_process_zero:
-            print(json.dumps({"step": state.global_step, **more["logs"], "runs": runs}), flush=True)
+            sampled = {"runs": runs, "texts": texts}
+            print(json.dumps({"step": state.global_step, **more["logs"], **sampled}), flush=True)
             runs.clear()
+            texts.clear()
 
 
 def main() -> None:
@@ -49,6 +53,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, required=True)
     parser.add_argument("--poison", type=int, default=0, help="the step whose update fails")
     parser.add_argument("--lora", action="store_true")
+    parser.add_argument("--regex", help="what each completion must match")
     given = parser.parse_args()
 
     fleet = FleetOptions(address=given.address, deadline_s=240)
@@ -71,6 +76,7 @@ def main() -> None:
             learning_rate=1e-2,
             use_vllm=is_server,
             vllm_mode="server",
+            vllm_structured_outputs_regex=given.regex,
             use_cpu=True,
             bf16=False,
             logging_steps=1,

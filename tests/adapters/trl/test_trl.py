@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import re
 import signal
 from asyncio.subprocess import Process
 from collections import defaultdict
@@ -167,6 +168,28 @@ async def test_two_ranks_train_an_adapter(train: Train) -> None:
 
     assert [line["step"] for line in steps] == [1, 2, 3, 4]
     assert_on_policy(steps)
+
+
+@WITHOUT_FAULTS
+@pytest.mark.parametrize("how", ["server", "function"])
+async def test_each_completion_has_the_form_that_is_asked_for(how: str, train: Train) -> None:
+    async with train("grpo_program.py", 1, f"--how {how} --regex [ab]{{3}}") as trainer:
+        [step] = await trainer.steps()
+
+    assert len(step["texts"]) == BATCH
+    for text in step["texts"]:  # the tokenizer has spaces between its letters
+        assert re.fullmatch("[ab]{3}", text.replace(" ", ""))
+
+
+@WITHOUT_FAULTS
+async def test_async_grpo_asks_for_a_form_too(train: Train) -> None:
+    async with train("async_program.py", 1, "--regex [ab]{3}") as trainer:
+        await trainer.steps()
+
+    texts = [line["text"] for line in trainer.told if "text" in line]
+    assert len(texts) >= BATCH
+    for text in texts:
+        assert re.search("=[ab]{3}$", text.replace(" ", ""))
 
 
 async def test_async_grpo_knows_how_stale_its_samples_are(

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from rolloutbus.bus.wire.errors import Refused
-from rolloutbus.bus.wire.messages.generation import SamplingParams
+from rolloutbus.bus.wire.messages.generation import Grammar, SamplingParams
 from rolloutbus.trainer_adapter.frameworks.skyrl.sampling import Sampling, checked_input
 
 OF_TRAINER: dict[str, Any] = {
@@ -62,6 +62,17 @@ def test_masks_go_to_the_request() -> None:
     assert sampling.options == {"action_mask": [1, 2]}
 
 
+@pytest.mark.parametrize("kind", ["regex", "ebnf"])
+def test_a_grammar_goes_to_the_request(kind: str) -> None:
+    sampling = Sampling.of({"max_tokens": 1, kind: "a+"})
+    assert sampling.options == {"grammar": Grammar(kind, "a+")}
+
+
+def test_a_response_format_goes_to_the_request() -> None:
+    sampling = Sampling.of({"max_tokens": 1, "response_format": {"type": "json_object"}})
+    assert sampling.options == {"grammar": Grammar("json_schema", '{"type": "object"}')}
+
+
 @pytest.mark.parametrize("name", ["max_generate_length", "max_completion_tokens"])
 def test_other_names_of_max_tokens(name: str) -> None:
     assert Sampling.of({name: 7}).params.max_new_tokens == 7
@@ -78,6 +89,12 @@ def test_other_names_of_max_tokens(name: str) -> None:
         ({"max_tokens": 1, "n": 2}, "n"),
         ({"max_tokens": 1, "logprobs": 2}, "logprobs"),
         ({"max_tokens": 1, "temprature": 0.1}, "temprature"),
+        ({"max_tokens": 1, "best_of": 2}, "best_of"),
+        ({"max_tokens": 1, "echo": True}, "echo"),
+        ({"max_tokens": 1, "stream": True}, "stream"),
+        ({"max_tokens": 1, "stream_options": {}}, "stream_options"),
+        ({"max_tokens": 1, "suffix": "."}, "suffix"),
+        ({"max_tokens": 1, "regex": "a", "ebnf": 'root ::= "a"'}, "ebnf"),
     ],
 )
 def test_wrong_parameters_are_named(given: dict[str, Any] | None, field: str) -> None:

@@ -7,13 +7,13 @@ from typing import Any, Self
 from rolloutbus.bus.wire.messages.generation import SamplingParams
 from rolloutbus.trainer_adapter.client.asks import GenerateOptions
 from rolloutbus.trainer_adapter.openai.bodies import (
-    CompletionBody,
-    body_of,
     options_of,
     refusal,
+    sampling_body,
     sampling_of,
     unsupported,
 )
+from rolloutbus.trainer_adapter.openai.forms import form_of, grammar_of
 from rolloutbus.trainer_adapter.openai.prompts import ChatTokenizer
 
 Json = dict[str, Any]
@@ -27,8 +27,6 @@ NOT_HERE: Mapping[str, str] = {
 """Fields of a batch that must be absent, and why."""
 OTHER_NAMES = ("max_generate_length", "max_completion_tokens")
 """What `max_tokens` is called elsewhere."""
-N_TOLD = 1
-"""vLLM's logprobs of 0 and 1 both tell the sampled token's, which SkyRL reads."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +35,7 @@ class Sampling:
 
     params: SamplingParams
     options: GenerateOptions
-    """What they say besides: a seed for each row, masks, a priority."""
+    """What they say besides: a grammar, masks, a priority."""
     with_logprobs: bool
     skips_special: bool
     """Whether texts are without special tokens."""
@@ -63,15 +61,13 @@ class Sampling:
                 masks[name] = fields[name]
             fields.pop(name, None)
         keeps_stop = bool(fields.pop("include_stop_str_in_output", False))
-        body = body_of({**fields, "prompt": ()}, CompletionBody)
+        body = sampling_body(fields)
         if body.max_tokens is None:
             raise refusal("max_tokens", "how many tokens may a response have? It is not said")
-        if (body.logprobs or 0) > N_TOLD:
-            raise unsupported("logprobs", "the sampled token's alone are told: 0 or 1")
         params = sampling_of(body, body.max_tokens)
         return cls(
             params=params,
-            options={**options_of(body), **masks},
+            options={**options_of(body), **grammar_of(form_of(body)), **masks},
             with_logprobs=body.logprobs is not None,
             skips_special=body.skip_special_tokens,
             cut_at=() if keeps_stop else tuple(params.stop),

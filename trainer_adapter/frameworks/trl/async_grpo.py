@@ -21,12 +21,8 @@ from rolloutbus.trainer_adapter.client.asks import GenerateOptions
 from rolloutbus.trainer_adapter.client.client import RolloutClient, connect
 from rolloutbus.trainer_adapter.frameworks.fleet import FleetOptions, Pair
 from rolloutbus.trainer_adapter.frameworks.trl.fleet_client import FleetClient
-from rolloutbus.trainer_adapter.openai.bodies import (
-    CompletionBody,
-    body_of,
-    options_of,
-    sampling_of,
-)
+from rolloutbus.trainer_adapter.openai.bodies import options_of, sampling_body, sampling_of
+from rolloutbus.trainer_adapter.openai.forms import form_of, grammar_of
 
 _log = logging.getLogger(__name__)
 
@@ -135,12 +131,13 @@ class _FleetLoop(async_rollout_worker._AsyncRolloutLoop):  # noqa: SLF001 - TRL'
 
     async def _generate_one_turn(self, prompt_ids: list[int]) -> tuple[list[int], list[float]]:
         assert self._client is not None
-        body = body_of({"prompt": (), **self._sampling}, CompletionBody)
+        body = sampling_body(self._sampling)
         options: GenerateOptions = {
             "policy": self._fleet.policy,
             "deadline_s": self._fleet.deadline_s,
             "versions": f"max-staleness:{self._max_staleness}",
             **options_of(body),
+            **grammar_of(form_of(body)),
         }
         rollout = await self._client.generate(prompt_ids, sampling_of(body, 0), **options)
         oldest = min((version for version, _ in rollout.version_runs), default=0)

@@ -16,12 +16,8 @@ from rolloutbus.trainer_adapter.frameworks.fleet import (
     Pair,
     connected,
 )
-from rolloutbus.trainer_adapter.openai.bodies import (
-    CompletionBody,
-    body_of,
-    options_of,
-    sampling_of,
-)
+from rolloutbus.trainer_adapter.openai.bodies import options_of, sampling_body, sampling_of
+from rolloutbus.trainer_adapter.openai.forms import form_of, grammar_of
 from rolloutbus.trainer_adapter.publisher.transfer import Published
 
 
@@ -68,11 +64,12 @@ class FleetClient:
         if logprobs:
             raise SettingsError(f"logprobs={logprobs}: the sampled token's alone are told: 0")
         fields = {**sampling, "regex": structured_outputs_regex, **(generation_kwargs or {})}
-        body = body_of({**fields, "prompt": ()}, CompletionBody)
+        body = sampling_body(fields)
         options: GenerateOptions = {
             "policy": self._fleet.policy,
             "deadline_s": self._fleet.deadline_s,
             **options_of(body),
+            **grammar_of(form_of(body)),
         }
         if self.last_published is not None:
             options.setdefault("versions", f"exact:{self.last_published.version}")

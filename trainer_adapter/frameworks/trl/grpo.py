@@ -118,6 +118,7 @@ class RolloutFunc:
             self._fleet,
             mode="server",
             logprobs=0,
+            structured_outputs_regex=trainer.args.vllm_structured_outputs_regex,
             generation_kwargs=trainer.args.generation_kwargs,
             **{
                 name: getattr(trainer, name)
