@@ -245,7 +245,7 @@ class Publications:
             self._answer(publication, "cancelled", None, now)
         elif update.state == "unknown":
             self._answer(publication, "failed", _unknown(update.body.version), now)
-        elif update.met_only_silence and now < publication.deadline_at:
+        elif update.met_only_silence and now < update.prepare_until:
             # Nobody said no: the workers were lost, or this router was frozen for too long.
             publication.update = None
             publication.lost.update(update.problems)

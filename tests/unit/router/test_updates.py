@@ -125,8 +125,8 @@ def test_a_store_that_is_away_while_workers_prepare_is_named_and_they_are_not_bl
 ) -> None:
     bus = Bus()
     store, worker, client = bus.store(), bus.worker(), bus.client()
-    publish(client)  # it has 30 s
-    bus.advance(30.0 - killed_before_s)
+    publish(client)  # it has 30 s, of which workers have 27
+    bus.advance(27.0 - killed_before_s)
     store.is_alive = False
     bus.advance(killed_before_s + 1.0)
     problem = client.problem()
