@@ -171,9 +171,7 @@ class Dispatcher:
         at_worker: defaultdict[str, list[str]] = defaultdict(list)
         for request in found:
             if request.state in {"queued", "parked"}:
-                request.advance("aborted")
-                self._table.forget(request)
-                self._context.to_client(request.client, Entry("cancelled", request.rid))
+                self._table.cancel(request)
             elif request.state != "ended":
                 request.is_aborted = True
                 at_worker[request.worker].append(request.rid)

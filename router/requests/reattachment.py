@@ -66,7 +66,8 @@ class Reattachment:
             context.detached.follow(rid, client.peer, has_prompt=False)
             self._answer(client, request, entry)
         elif unheard is not None:
-            context.refuse(client.name, rid, unheard.problem, unheard.kind)
+            body = NO_BODY if unheard.problem is None else pack(unheard.problem)
+            context.to_client(client.name, Entry(unheard.kind, rid, body=body))
         elif not (is_in_doubt or context.is_recovering):
             message = "no detached request of this name is held; it may have been collected"
             context.refuse(client.name, rid, refusal("unknown_request", message, "rid"))
