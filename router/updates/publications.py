@@ -162,21 +162,34 @@ class Publications:
         return refusal("bad_request", message, "tag")
 
     def _try(self, publication: _Publication, now: float) -> None:
-        body = publication.body
+        body, is_late = publication.body, publication.deadline_at <= now
         stale = self._staleness_of(body)  # a store may have told more since
-        if not stale and self._must_let_waves_end(body.policy):
+        if not (stale or is_late) and self._must_let_waves_end(body.policy):
             return
         if self._updates.is_in_doubt(body.policy, body.version):
-            if publication.deadline_at <= now:
+            if is_late:
                 self._answer(publication, "failed", _unknown(body.version), now)
             return
         missing = None if stale else self._missing(body)
         if stale is not None:
             self._answer(publication, "refused", stale, now)
+        elif missing is None and is_late:
+            self._answer(publication, "expired", self._lateness_of(publication), now)
         elif missing is None:
             self._begin(publication, now)
         elif publication.patience_at <= now:
             self._answer(publication, "refused", missing, now)
+
+    def _lateness_of(self, publication: _Publication) -> Problem:
+        """Why its deadline passed before an update of it began, or began anew."""
+        body, lost = publication.body, sorted(publication.lost.items())
+        why = "; ".join(f"{name}: {text}" for name, text in lost)
+        why = why or "waves of the one before it went on"
+        message = f"version {body.version} was not on its way before the deadline: {why}"
+        # What an earlier router has recorded is committed; this one could not say to whom.
+        is_begun = is_recorded(self._context, body.policy, body.version)
+        outcome = "unknown" if is_begun else "not_started"
+        return Problem("deadline", message[:MAX_SENTENCE_CHARS], outcome)
 
     def _must_let_waves_end(self, policy: str) -> bool:
         """Whether waves of an earlier router are to be gone on with, or are under way."""

@@ -203,3 +203,33 @@ def test_publisher_that_asks_a_new_router_again_waits_for_the_waves() -> None:
         commit(worker)
     assert _recorded(store) == (1, 0)
     assert [each.is_active for each in published(client).workers] == [True, True, False]
+
+
+def test_publication_whose_deadline_passes_during_earlier_waves_ends_then_and_never_begins() -> (
+    None
+):
+    bus, store, workers = _restarted_in_mid_waves(1, 1)
+    bus.advance(4)
+    client = bus.client()
+    publish(client, 2)  # it has 30 s
+    bus.advance(29.5)
+    assert client.take("expired") == []
+    bus.advance(1)
+    problem = client.problem()
+    assert (problem.code, problem.outcome) == ("deadline", "not_started")
+    prepare(workers[0], 1)
+    commit(workers[0], 1)
+    assert _recorded(store) == (1, 0)
+    bus.advance(1)
+    assert workers[0].take("prepare_update") == []
+    assert client.take("finished", "failed", "expired") == []
+
+
+def test_version_that_an_earlier_router_recorded_is_not_said_to_be_unstarted() -> None:
+    bus, _, _ = _restarted_in_mid_waves(1, 1)
+    bus.advance(4)
+    client = bus.client()
+    publish(client, 1)
+    bus.advance(31)
+    problem = client.problem()
+    assert (problem.code, problem.outcome) == ("deadline", "unknown")
