@@ -52,8 +52,8 @@ class Reattachment:
                 for rid, each in self._reported.items()
                 if each.request.client == client.name and not self._is_settled(rid)
             ]
-            # By the number in the rid: as they were asked for.
-            found.sort(key=lambda each: int(each.rid.rpartition("/")[2]))
+            # By the number in the rid: as they were asked for. Workers may name what is none.
+            found.sort(key=lambda each: (len(each.rid), each.rid))
             self._context.finish(client.name, entry.rid, pack(DetachedList(found)))
 
     def attach(self, client: ClientRecord, entry: Entry, _now: float) -> None:
