@@ -233,3 +233,9 @@ def test_version_that_an_earlier_router_recorded_is_not_said_to_be_unstarted() -
     bus.advance(31)
     problem = client.problem()
     assert (problem.code, problem.outcome) == ("deadline", "unknown")
+
+
+def test_store_that_tells_of_waves_before_the_first_version_is_heard() -> None:
+    bus = Bus(recovered=False)
+    bus.store({"default": 0}, waves={"default": (0, 1)})
+    assert bus.core.status(bus.now).committed.get("default", 0) == 0
