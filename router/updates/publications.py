@@ -129,6 +129,9 @@ class Publications:
         self._answered.tick(now)
 
     def _problem_of(self, body: PublishVersion) -> Problem | None:
+        if not body.version:
+            message = "version 0 is what an engine started with; `reserve_version` gives a number"
+            return refusal("bad_request", message, "version")
         if n_needed(body.require, 1) is None:
             message = f"{body.require!r} is no success rule; there are {RULES}"
             return refusal("bad_request", message, "require")

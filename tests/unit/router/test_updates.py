@@ -149,6 +149,16 @@ def test_store_that_refuses_to_record_aborts_the_update() -> None:
     assert len(worker.take("abort_update")) == 1
 
 
+def test_version_0_is_refused_by_its_field() -> None:
+    bus = Bus()
+    bus.store()
+    bus.worker()
+    client = bus.client()
+    publish(client, version=0)
+    problem = client.problem()
+    assert (problem.code, problem.field) == ("bad_request", "version")
+
+
 def test_version_below_the_committed_one_is_refused() -> None:
     bus = Bus()
     bus.store({"default": 5})
