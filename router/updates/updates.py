@@ -313,7 +313,7 @@ class Updates:
         here: list[MemberRecord] = []
         for name in names:
             member = self._context.members.named(name)
-            if member is None:
+            if member is None or member.state == "gone":  # its next lease knows of no update
                 update.problems.setdefault(name, f"{SILENT} since prepare_update")
             else:
                 here.append(member)
