@@ -177,22 +177,27 @@ class Publications:
         if stale is not None:
             self._answer(publication, "refused", stale, now)
         elif missing is None and is_late:
-            self._answer(publication, "expired", self._lateness_of(publication), now)
+            self._end_late(publication, now)
         elif missing is None:
             self._begin(publication, now)
         elif publication.patience_at <= now:
             self._answer(publication, "refused", missing, now)
 
-    def _lateness_of(self, publication: _Publication) -> Problem:
-        """Why its deadline passed before an update of it began, or began anew."""
+    def _end_late(self, publication: _Publication, now: float) -> None:
+        """Its deadline passed before an update of it began, or began anew."""
         body, lost = publication.body, sorted(publication.lost.items())
-        why = "; ".join(f"{name}: {text}" for name, text in lost)
-        why = why or "waves of the one before it went on"
-        message = f"version {body.version} was not on its way before the deadline: {why}"
-        # What an earlier router has recorded is committed; this one could not say to whom.
-        is_begun = is_recorded(self._context, body.policy, body.version)
-        outcome = "unknown" if is_begun else "not_started"
-        return Problem("deadline", message[:MAX_SENTENCE_CHARS], outcome)
+        kind, named = "failed", f"version {body.version}"
+        if is_recorded(self._context, body.policy, body.version):
+            message = f"{named} is recorded, and was still on its way to workers at the deadline"
+            problem = Problem("update_unknown", message, "unknown")
+        elif lost:
+            why = "; ".join(f"{name}: {text}" for name, text in lost)
+            message = f"{named} was not committed: {why}"[:MAX_SENTENCE_CHARS]
+            problem = Problem("update_failed", message, "failed")
+        else:
+            message = f"{named} did not begin: waves of the one before went on until its deadline"
+            kind, problem = "expired", refusal("deadline", message)
+        self._answer(publication, kind, problem, now)
 
     def _must_let_waves_end(self, policy: str) -> bool:
         """Whether waves of an earlier router are to be gone on with, or are under way."""

@@ -225,14 +225,14 @@ def test_publication_whose_deadline_passes_during_earlier_waves_ends_then_and_ne
     assert client.take("finished", "failed", "expired") == []
 
 
-def test_version_that_an_earlier_router_recorded_is_not_said_to_be_unstarted() -> None:
+def test_version_that_an_earlier_router_recorded_is_in_doubt_if_its_waves_take_too_long() -> None:
     bus, _, _ = _restarted_in_mid_waves(1, 1)
     bus.advance(4)
     client = bus.client()
     publish(client, 1)
     bus.advance(31)
     problem = client.problem()
-    assert (problem.code, problem.outcome) == ("deadline", "unknown")
+    assert (problem.code, problem.outcome) == ("update_unknown", "unknown")
 
 
 def test_store_that_tells_of_waves_before_the_first_version_is_heard() -> None:
