@@ -41,7 +41,7 @@ from rolloutbus.router.events import (
     Ticked,
 )
 from rolloutbus.router.health.dead_letters import DeadLetter, append_letters, check_letters
-from rolloutbus.router.pair import Pair, Rank
+from rolloutbus.router.pair import FIRST_EPOCH, Pair, Rank
 from rolloutbus.router.partner_link import PartnerLink
 from rolloutbus.router.recording import TurnLog, core_of, recorded
 from rolloutbus.router.settings import PairSettings, RouterSettings
@@ -240,7 +240,7 @@ class RouterActor:
 
     def _take_over(self, epoch: int, now: float) -> None:
         """Serve, as a router that has just been started."""
-        self._settings = msgspec.structs.replace(self._settings, epoch=epoch)
+        self._settings = settings_at(epoch, self._settings)
         self.core = core_of(self._settings, secrets.token_hex(16), self.tap)
         self._handle = self.core.handle
         self._listen_in()
@@ -358,6 +358,16 @@ class RouterActor:
             self._actor.feed(self._handle, event)
         elif isinstance(event, Received):
             self._actor.feed(self._turn_away, event.peer, event.entries)
+
+
+def settings_at(epoch: int, settings: RouterSettings) -> RouterSettings:
+    """Returns the settings of a router that becomes active at this epoch.
+
+    After another router it finds out which workers there are: some were added or removed since
+    its own start.
+    """
+    expected = settings.expected_workers if epoch == FIRST_EPOCH else {}
+    return msgspec.structs.replace(settings, epoch=epoch, expected_workers=expected)
 
 
 STANDS_BY = "this router stands by for another one: connect to that one"

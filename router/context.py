@@ -219,7 +219,7 @@ def note_record(context: Context, facts: StoreFacts) -> None:
         if floor:
             context.in_waves[policy] = Waves(version, floor)
             if context.is_recovering and context.committed_of(policy) == version:
-                del context.committed[policy]  # what is noted is what a worker attests
+                context.committed.pop(policy, None)  # what is noted is what a worker attests
         context.note_commit(policy, before)
 
 

@@ -171,9 +171,7 @@ class Dispatcher:
         at_worker: defaultdict[str, list[str]] = defaultdict(list)
         for request in found:
             if request.state in {"queued", "parked"}:
-                request.advance("aborted")
-                self._table.forget(request)
-                self._context.to_client(request.client, Entry("cancelled", request.rid))
+                self._table.cancel(request)
             elif request.state != "ended":
                 request.is_aborted = True
                 at_worker[request.worker].append(request.rid)
@@ -351,6 +349,8 @@ class Dispatcher:
 
     def _is_hopeless(self, request: Request, now: float) -> bool:
         """Whether the request waits for a policy, a version or a worker that will not come."""
+        if request.state == "parked":
+            return False  # a refusal says that nobody has begun it
         if self._strange_since.get(request.place.policy, now) + STRANGER_S <= now:
             return True
         if request.place.worker and absence_of(self._context, request.place) is not None:
@@ -363,6 +363,7 @@ class Dispatcher:
         return request.rule is not None and request.rule.is_retired(committed)
 
     def _expire(self, request: Request) -> None:
+        was_parked = request.state == "parked"
         request.advance("expired")
         policy = request.place.policy
         committed = self._context.committed_of(policy)
@@ -376,6 +377,9 @@ class Dispatcher:
             problem = _lateness(request, is_served=is_served, instead=self._who_is_there(request))
         if request.rule is not None and request.rule.is_retired(committed):
             problem = _retirement(request, committed)
+        if was_parked:
+            message = "the router has just begun, and does not know whether a worker has it"
+            problem = Problem("deadline", message, "unknown")
         kind = "expired" if problem.code == "deadline" else "refused"
         self._context.refuse(request.client, request.rid, problem, kind)
         self._table.forget(request)

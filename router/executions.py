@@ -219,7 +219,12 @@ class Executions:
 
     def _kept_from_loss(self, request: Request, worker: MemberRecord) -> bool:
         context = self._context
-        if not request.place.outlives_client or context.detached.can_resend(request):
+        if not request.place.outlives_client:
+            return False
+        if request.state == "running" and request.is_aborted:
+            self._table.requeue(request, "requeued")  # it ends there
+            return True
+        if context.detached.can_resend(request):
             return False
         if request.state == "running" and request.body != NO_BODY:
             context.count("detached_requeued")

@@ -37,6 +37,8 @@ PAIR_LIFE: dict[PairState, dict[PairEvent, PairState]] = {
 }
 """state -> event -> state. The first of the two begins with `asking`, the second with `standby`."""
 
+FIRST_EPOCH = 1
+"""Of a router that has heard of none before it."""
 ASKED_S = 5.0
 """A member that has asked for a router so lately is still looking for one."""
 UNAWARE_S = 10.0
@@ -81,7 +83,7 @@ class Pair:
         self._where = settings.other.partition("#")[0]
         self._backoff = Backoff(leases.reconnect_first_s, leases.reconnect_max_s, chance)
         self.state: PairState = "asking" if settings.is_first else "standby"
-        self.epoch = 1
+        self.epoch = FIRST_EPOCH
         """Of this router when it is active next: above all that it has heard of."""
         self.news = ""
         """Sentence for the operator about what has just changed; whoever says it empties it."""

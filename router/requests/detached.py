@@ -38,7 +38,8 @@ class Unheard(NamedTuple):
     client: str
     group: str
     kind: str
-    problem: Problem
+    problem: Problem | None
+    """None if it was cancelled."""
     until: float
 
 
@@ -118,7 +119,7 @@ class Detached:
         found = self._unheard.get(rid)
         return found if found is not None and found.client == client else None
 
-    def keep_unheard(self, request: Request, kind: str, problem: Problem) -> None:
+    def keep_unheard(self, request: Request, kind: str, problem: Problem | None) -> None:
         """The request has ended here."""
         until = self.now + UNHEARD_S
         self._unheard[request.rid] = Unheard(

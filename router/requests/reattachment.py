@@ -52,8 +52,8 @@ class Reattachment:
                 for rid, each in self._reported.items()
                 if each.request.client == client.name and not self._is_settled(rid)
             ]
-            # By the number in the rid: as they were asked for.
-            found.sort(key=lambda each: int(each.rid.rpartition("/")[2]))
+            # By the number in the rid: as they were asked for. Workers may name what is none.
+            found.sort(key=lambda each: (len(each.rid), each.rid))
             self._context.finish(client.name, entry.rid, pack(DetachedList(found)))
 
     def attach(self, client: ClientRecord, entry: Entry, _now: float) -> None:
@@ -66,7 +66,8 @@ class Reattachment:
             context.detached.follow(rid, client.peer, has_prompt=False)
             self._answer(client, request, entry)
         elif unheard is not None:
-            context.refuse(client.name, rid, unheard.problem, unheard.kind)
+            body = NO_BODY if unheard.problem is None else pack(unheard.problem)
+            context.to_client(client.name, Entry(unheard.kind, rid, body=body))
         elif not (is_in_doubt or context.is_recovering):
             message = "no detached request of this name is held; it may have been collected"
             context.refuse(client.name, rid, refusal("unknown_request", message, "rid"))

@@ -147,12 +147,23 @@ class RequestTable:
             self._context.to_client(client, Entry("lost", route=worker.name, body=body))
 
     def requeue(self, request: Request, event: str) -> None:
-        """Its worker did not keep it: it waits for another one."""
+        """Its worker did not keep it: it waits for another one, unless it was aborted."""
         self.unload(request)
         self.sent.pop(request.rid, None)
         request.advance(event)
         request.worker, request.attempt = "", NO_ATTEMPT
-        self.waiting.add(request)
+        if request.is_aborted:
+            self.cancel(request)
+        else:
+            self.waiting.add(request)
+
+    def cancel(self, request: Request) -> None:
+        """End a request here that was aborted and that no worker has."""
+        request.advance("aborted")
+        if request.place.outlives_client:
+            self._context.detached.keep_unheard(request, "cancelled", None)
+        self.forget(request)
+        self._context.to_client(request.client, Entry("cancelled", request.rid))
 
     def settle(self, rids: Iterable[str]) -> None:
         """These detached requests have ended for their callers: drop them, and stop their workers.

@@ -48,7 +48,7 @@ class AdapterReloads:
         """Load what is missing, one adapter of a worker at a time."""
         self._records.tick(now)
         context, store = self._context, store_facts(self._context)
-        if not context.adapters or store is None:
+        if store is None or not (context.adapters or context.may_lack):
             return
         if self._wanted != context.adapters:
             self._wanted = dict(context.adapters)
@@ -59,6 +59,8 @@ class AdapterReloads:
             missing = lacking(context, worker)
             if not missing or context.members.named(worker.name) is not worker:
                 del context.may_lack[worker.name]
+                if Reason.ADAPTERS in worker.blocked_by:
+                    context.eligibility.unblock(worker, Reason.ADAPTERS)
             elif worker.state == "live" and worker.heartbeat.state in ABLE:
                 name, version = min(missing, key=lambda each: each in worker.refused_adapters)
                 self._load(worker, LoadLora(name, version, bulk=store.bulk), now)

@@ -129,6 +129,9 @@ class Publications:
         self._answered.tick(now)
 
     def _problem_of(self, body: PublishVersion) -> Problem | None:
+        if not body.version:
+            message = "version 0 is what an engine started with; `reserve_version` gives a number"
+            return refusal("bad_request", message, "version")
         if n_needed(body.require, 1) is None:
             message = f"{body.require!r} is no success rule; there are {RULES}"
             return refusal("bad_request", message, "require")
@@ -162,21 +165,39 @@ class Publications:
         return refusal("bad_request", message, "tag")
 
     def _try(self, publication: _Publication, now: float) -> None:
-        body = publication.body
+        body, is_late = publication.body, publication.deadline_at <= now
         stale = self._staleness_of(body)  # a store may have told more since
-        if not stale and self._must_let_waves_end(body.policy):
+        if not (stale or is_late) and self._must_let_waves_end(body.policy):
             return
         if self._updates.is_in_doubt(body.policy, body.version):
-            if publication.deadline_at <= now:
+            if is_late:
                 self._answer(publication, "failed", _unknown(body.version), now)
             return
         missing = None if stale else self._missing(body)
         if stale is not None:
             self._answer(publication, "refused", stale, now)
+        elif missing is None and is_late:
+            self._end_late(publication, now)
         elif missing is None:
             self._begin(publication, now)
         elif publication.patience_at <= now:
             self._answer(publication, "refused", missing, now)
+
+    def _end_late(self, publication: _Publication, now: float) -> None:
+        """Its deadline passed before an update of it began, or began anew."""
+        body, lost = publication.body, sorted(publication.lost.items())
+        kind, named = "failed", f"version {body.version}"
+        if is_recorded(self._context, body.policy, body.version):
+            message = f"{named} is recorded, and was still on its way to workers at the deadline"
+            problem = Problem("update_unknown", message, "unknown")
+        elif lost:
+            why = "; ".join(f"{name}: {text}" for name, text in lost)
+            message = f"{named} was not committed: {why}"[:MAX_SENTENCE_CHARS]
+            problem = Problem("update_failed", message, "failed")
+        else:
+            message = f"{named} did not begin: waves of the one before went on until its deadline"
+            kind, problem = "expired", refusal("deadline", message)
+        self._answer(publication, kind, problem, now)
 
     def _must_let_waves_end(self, policy: str) -> bool:
         """Whether waves of an earlier router are to be gone on with, or are under way."""
@@ -245,7 +266,7 @@ class Publications:
             self._answer(publication, "cancelled", None, now)
         elif update.state == "unknown":
             self._answer(publication, "failed", _unknown(update.body.version), now)
-        elif update.met_only_silence and now < publication.deadline_at:
+        elif update.met_only_silence and now < update.prepare_until:
             # Nobody said no: the workers were lost, or this router was frozen for too long.
             publication.update = None
             publication.lost.update(update.problems)

@@ -68,6 +68,12 @@ SILENT = "silent"
 """How the problem of a worker begins that was lost or had not answered at the deadline."""
 
 
+COMMIT_S = 5.0
+COMMIT_SHARE = 0.1
+"""Kept of an update's time for the store to record it and workers to commit: at most the first in
+seconds, or this share if that is less."""
+
+
 class Watcher(NamedTuple):
     """Callbacks of one party that follows an update."""
 
@@ -121,6 +127,11 @@ class UpdateRecord:
         self.n_told += 1
         self.told = f"{self.name}.{step}{self.n_told}"
         return self.told
+
+    @property
+    def prepare_until(self) -> float:
+        """When workers that have not prepared are late: those that have are to commit in time."""
+        return self.deadline_at - min(COMMIT_S, COMMIT_SHARE * (self.deadline_at - self.began_at))
 
     @property
     def ready(self) -> list[str]:

@@ -199,7 +199,7 @@ class Updates:
             self._prepared(update, results, silent, at)
 
         name, kind = update.next_rid("p"), "prepare_update"
-        command = MemberCommand(name, kind, Raw(), update.deadline_at, done, one, bodies)
+        command = MemberCommand(name, kind, Raw(), update.prepare_until, done, one, bodies)
         self._fleet.start(command, targets, now)
 
     def _prepare_anew(self, update: UpdateRecord, now: float) -> None:
@@ -214,7 +214,7 @@ class Updates:
         waiting = [name for name in update.targets if name not in update.prepared]
         packed = pack(AbortUpdate(update.body.policy, update.body.version))
         name = update.next_rid("s")
-        command = MemberCommand(name, "abort_update", packed, update.deadline_at, stopped)
+        command = MemberCommand(name, "abort_update", packed, update.prepare_until, stopped)
         self._fleet.start(command, self._still_here(update, waiting), now)
 
     def _prepared(
@@ -313,7 +313,7 @@ class Updates:
         here: list[MemberRecord] = []
         for name in names:
             member = self._context.members.named(name)
-            if member is None:
+            if member is None or member.state == "gone":  # its next lease knows of no update
                 update.problems.setdefault(name, f"{SILENT} since prepare_update")
             else:
                 here.append(member)

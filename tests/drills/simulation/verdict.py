@@ -13,6 +13,7 @@ from rolloutbus.bus.wire.errors import (
     PeerLost,
     Refused,
     RequestCancelled,
+    RequestExpired,
 )
 from rolloutbus.bus.wire.messages.generation import Generate
 from rolloutbus.bus.wire.versions import VersionRule, parse_versions
@@ -51,7 +52,14 @@ CLIENT_COUNTS = (
     "sessions_moved",
     "held_back",
 )
-CONTROL_ERRORS = (EngineFailed, OutcomeUnknown, Refused, PeerLost, DeadlineExceeded)
+CONTROL_ERRORS = (
+    EngineFailed,
+    OutcomeUnknown,
+    Refused,
+    RequestExpired,
+    PeerLost,
+    DeadlineExceeded,
+)
 """What any other command than `generate` may end with: its caller tries again."""
 
 

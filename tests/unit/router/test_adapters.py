@@ -10,6 +10,7 @@ from rolloutbus.bus.wire.messages.control import Adapters, LoadLora, UnloadLora
 from rolloutbus.bus.wire.messages.endings import Done, Problem
 from rolloutbus.bus.wire.messages.weights import RecordCommit
 from rolloutbus.router.context import lacking
+from rolloutbus.router.members.records import Reason
 from tests.unit.router.harness import Bus, SimStore, SimWorker
 
 BULK = "tcp://127.0.0.1:9"
@@ -186,4 +187,39 @@ def test_workers_that_lack_an_adapter_are_those_that_a_look_at_all_finds(seed: i
             store.end(command, body=Done())
         bus.advance(1)
     assert not [each for each in context.members.workers() if lacking(context, each)]
+    assert not [each for each in context.members.workers() if Reason.ADAPTERS in each.blocked_by]
     assert not context.may_lack, "ticks look at nobody"
+
+
+def test_worker_serves_that_loads_a_newer_adapter_before_the_next_look() -> None:
+    bus = Bus()
+    store, client = bus.store(adapters=KEPT), bus.client()
+    first, late = _able(bus, "w0", judge=2), _able(bus, "w1")
+    own = late.heard_one("load_lora")
+    client.ask("load_lora", LoadLora("judge", 3, bulk=BULK), "fleet")
+    _load(first)
+    asked = late.heard_one("load_lora")
+    late.end(own, body=Adapters({"judge": 2}))
+    late.end(asked, body=Adapters({"judge": 3}))
+    _recorded(store)
+    bus.advance(1)
+    client.generate(worker="w1")
+    assert len(late.take("generate")) == 1
+
+
+def test_worker_serves_once_the_adapter_that_it_lacks_is_wanted_no_more() -> None:
+    bus = Bus()
+    store, client = bus.store(adapters=KEPT), bus.client()
+    first = _able(bus, "w0", judge=2)
+    late = bus.worker("w1", abilities=["generate", "load_lora"])
+    late.state = "asleep"
+    late.heartbeat()
+    bus.advance(0.5)
+    client.ask("unload_lora", UnloadLora("judge"), "worker:w0")
+    first.end(first.heard_one("unload_lora"), body=Adapters({}))
+    _recorded(store)
+    late.state = "ready"
+    bus.advance(1)
+    assert late.take("load_lora") == []
+    client.generate(worker="w1")
+    assert len(late.take("generate")) == 1

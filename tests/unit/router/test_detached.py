@@ -275,6 +275,17 @@ def test_restarted_router_begins_again_what_its_client_had_sent_it_too() -> None
     assert [each.rid for each in worker.take("generate")] == [rid]
 
 
+def test_list_goes_by_the_numbers_of_requests_whatever_else_a_worker_names() -> None:
+    bus = Bus()
+    worker, client = bus.worker(), bus.client()
+    named = ["trainer/10", "trainer/x", "trainer/9"]
+    worker.running = [(rid, (1, n), "trainer") for n, rid in enumerate(named, 5)]
+    worker.detached = [(rid, "") for rid in named]
+    worker.heartbeat()
+    found = [each.rid for each in _listed(client)]
+    assert [rid for rid in found if rid != "trainer/x"] == ["trainer/9", "trainer/10"]
+
+
 def test_deadline_that_passed_unheard_is_told_upon_attaching_once() -> None:
     bus = Bus()
     rid = _submit(bus.client(), deadline_s=1)

@@ -19,8 +19,11 @@ from rolloutbus.bus.wire.messages.membership import (
     Members,
     Welcome,
 )
+from rolloutbus.router.actor import settings_at
 from rolloutbus.router.pair import ASKED_S, UNAWARE_S, Pair, Rank
-from rolloutbus.router.settings import PairSettings
+from rolloutbus.router.settings import PairSettings, RouterSettings
+from tests.unit.router.harness import Bus
+from tests.unit.router.update_steps import prepare, publish
 
 OTHER = "tcp://10.0.0.1:7777"
 TICK_S = 0.05
@@ -320,3 +323,22 @@ def test_a_list_of_other_routers_is_refused() -> None:
 def test_a_short_takeover_is_refused() -> None:
     with pytest.raises(SettingsError, match="takeover_s must be at least 2 s"):
         PairSettings(OTHER, is_first=False, takeover_s=0.5)
+
+
+@pytest.mark.parametrize(("epoch", "is_expected"), [(1, True), (2, False)])
+def test_only_the_fleets_first_router_counts_the_workers_that_were_launched_with_it(
+    epoch: int, *, is_expected: bool
+) -> None:
+    launched = {"w0": "default", "removed": "default"}
+    own = RouterSettings("ipc:///f", "ipc:///b", expected_workers=launched)
+    settings = settings_at(epoch, own)
+    bus = Bus(recovered=False, epoch=settings.epoch, expected_workers=settings.expected_workers)
+    bus.store()
+    worker, client = bus.worker("w0"), bus.client()
+    publish(client, require="all")
+    assert worker.take("prepare_update") == []
+    bus.advance(11)
+    if is_expected:
+        assert "removed: it was launched and has not joined yet" in client.problem().message
+    else:
+        assert prepare(worker).version == 1

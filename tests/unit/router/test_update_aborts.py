@@ -99,3 +99,24 @@ def test_stopping_all_requests_of_a_trainer_leaves_its_publication_alone() -> No
     publish(client)
     client.ask("abort", Abort(everything=True))
     assert client.take("cancelled") == []
+
+
+def test_lease_that_is_over_is_not_told_and_the_next_one_is_not_blamed() -> None:
+    bus = Bus()
+    store, worker, client = bus.store(), bus.worker(), bus.client()
+    publish(client)  # it has 30 s
+    for _ in range(6):  # a breaker trips at 5 failures
+        worker.heard_one("prepare_update")
+        worker.lease_no += 1
+        worker.seq = 0
+        worker.connect()
+        worker.hello()
+        worker.heartbeat()
+        bus.advance(1)
+    assert worker.take("abort_update") == []
+    prepare(worker)
+    record(store)
+    commit(worker)
+    assert [each.problem for each in published(client).workers] == [""]
+    bus.advance(30)
+    assert bus.core.status(bus.now).troubled == {}

@@ -44,6 +44,34 @@ def test_two_of_three(require: str, is_kept: bool) -> None:
         assert all(len(worker.take("abort_update")) == 1 for worker in workers)
 
 
+def test_worker_that_never_answers_leaves_the_others_time_to_commit() -> None:
+    bus = Bus()
+    store, client = bus.store(), bus.client()
+    prompt, mute = bus.worker("w0"), bus.worker("w1")
+    publish(client, require="any")  # it has 30 s
+    prepare(prompt)
+    mute.accept(mute.heard_one("prepare_update"))
+    bus.advance(26.5)
+    assert store.take("record_commit") == []
+    bus.advance(0.5)
+    record(store)
+    bus.advance(1)
+    commit(prompt)
+    problems = {each.worker: each.problem for each in published(client).workers}
+    assert problems == {"w0": "", "w1": "silent during prepare_update"}
+
+
+def test_worker_that_is_late_to_prepare_is_not_waited_for_again() -> None:
+    bus = Bus()
+    bus.store()
+    worker, client = bus.worker(), bus.client()
+    publish(client)  # it has 30 s
+    worker.accept(worker.heard_one("prepare_update"))
+    bus.advance(27.5)
+    assert client.ending() == ("failed", "update_failed")
+    assert worker.take("prepare_update") == []
+
+
 def test_rule_that_needs_more_workers_than_there_are_waits_for_them() -> None:
     bus = Bus()
     bus.store()

@@ -203,3 +203,39 @@ def test_publisher_that_asks_a_new_router_again_waits_for_the_waves() -> None:
         commit(worker)
     assert _recorded(store) == (1, 0)
     assert [each.is_active for each in published(client).workers] == [True, True, False]
+
+
+def test_publication_whose_deadline_passes_during_earlier_waves_ends_then_and_never_begins() -> (
+    None
+):
+    bus, store, workers = _restarted_in_mid_waves(1, 1)
+    bus.advance(4)
+    client = bus.client()
+    publish(client, 2)  # it has 30 s
+    bus.advance(29.5)
+    assert client.take("expired") == []
+    bus.advance(1)
+    problem = client.problem()
+    assert (problem.code, problem.outcome) == ("deadline", "not_started")
+    prepare(workers[0], 1)
+    commit(workers[0], 1)
+    assert _recorded(store) == (1, 0)
+    bus.advance(1)
+    assert workers[0].take("prepare_update") == []
+    assert client.take("finished", "failed", "expired") == []
+
+
+def test_version_that_an_earlier_router_recorded_is_in_doubt_if_its_waves_take_too_long() -> None:
+    bus, _, _ = _restarted_in_mid_waves(1, 1)
+    bus.advance(4)
+    client = bus.client()
+    publish(client, 1)
+    bus.advance(31)
+    problem = client.problem()
+    assert (problem.code, problem.outcome) == ("update_unknown", "unknown")
+
+
+def test_store_that_tells_of_waves_before_the_first_version_is_heard() -> None:
+    bus = Bus(recovered=False)
+    bus.store({"default": 0}, waves={"default": (0, 1)})
+    assert bus.core.status(bus.now).committed.get("default", 0) == 0

@@ -125,8 +125,8 @@ def test_a_store_that_is_away_while_workers_prepare_is_named_and_they_are_not_bl
 ) -> None:
     bus = Bus()
     store, worker, client = bus.store(), bus.worker(), bus.client()
-    publish(client)  # it has 30 s
-    bus.advance(30.0 - killed_before_s)
+    publish(client)  # it has 30 s, of which workers have 27
+    bus.advance(27.0 - killed_before_s)
     store.is_alive = False
     bus.advance(killed_before_s + 1.0)
     problem = client.problem()
@@ -147,6 +147,16 @@ def test_store_that_refuses_to_record_aborts_the_update() -> None:
     store.end(store.heard_one("record_commit"), "failed", FAILED)
     assert client.ending() == ("failed", "update_failed")
     assert len(worker.take("abort_update")) == 1
+
+
+def test_version_0_is_refused_by_its_field() -> None:
+    bus = Bus()
+    bus.store()
+    bus.worker()
+    client = bus.client()
+    publish(client, version=0)
+    problem = client.problem()
+    assert (problem.code, problem.field) == ("bad_request", "version")
 
 
 def test_version_below_the_committed_one_is_refused() -> None:
