@@ -38,6 +38,10 @@ class LoopThread:
         self._thread: threading.Thread | None = None
         self._pid = 0
         """Id of the process that owns the thread: a forked child has no such thread."""
+        self._lock = threading.RLock()
+        """Of what follows and the loop's queue; a signal handler may call while it is held."""
+        self._is_stopping = False
+        """What is submitted from now on would not run."""
 
     @property
     def is_running(self) -> bool:
@@ -48,6 +52,7 @@ class LoopThread:
     def start(self) -> None:
         """Begin."""
         self._loop, self._pid = uvloop.new_event_loop(), os.getpid()
+        self._is_stopping = False
         self._thread = threading.Thread(
             target=self._run, args=(self._loop,), name=self._name, daemon=True
         )
@@ -59,10 +64,12 @@ class LoopThread:
         Raises:
             ActorStopped: the loop does not run, or runs in another process.
         """
-        if self._loop is None or not self.is_running:
-            coroutine.close()
-            raise ActorStopped(self._why_not())
-        return asyncio.run_coroutine_threadsafe(coroutine, self._loop)
+        if self._loop is not None and self.is_running:
+            with self._lock:
+                if not self._is_stopping:
+                    return asyncio.run_coroutine_threadsafe(coroutine, self._loop)
+        coroutine.close()
+        raise ActorStopped(self._why_not())
 
     def wait(self, coroutine: Coroutine[Any, Any, T]) -> T:
         """Runs a coroutine on the loop and waits for it; an interrupt cancels it first.
@@ -101,9 +108,15 @@ class LoopThread:
             self.wait(stream.aclose())
 
     def stop(self) -> None:
-        """End the loop and its thread; idempotent."""
+        """End the loop and its thread; idempotent.
+
+        What was submitted before ends, at the latest by being cancelled.
+        """
         if self._loop is not None and self._thread is not None and self.is_running:
-            self._loop.call_soon_threadsafe(self._loop.stop)
+            with self._lock:
+                if not self._is_stopping:
+                    self._is_stopping = True
+                    self._loop.call_soon_threadsafe(self._loop.stop)
             self._thread.join()
 
     @property

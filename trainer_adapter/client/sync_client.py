@@ -1,11 +1,12 @@
 """The client of the bus for plain scripts: the same names as `RolloutClient`, blocking."""
 
+import contextlib
 from collections.abc import Coroutine, Mapping
 from pathlib import Path
 from typing import Any, NoReturn, Self, TypeVar
 
 from rolloutbus.bus.strict_calls import strict
-from rolloutbus.bus.wire.errors import LocalProtocolError, cannot_be_pickled
+from rolloutbus.bus.wire.errors import ActorStopped, LocalProtocolError, cannot_be_pickled
 from rolloutbus.trainer_adapter.client.asks import ask_of
 from rolloutbus.trainer_adapter.client.blocking import (
     LoopThread,
@@ -119,7 +120,8 @@ class SyncRolloutClient(Twin[RolloutClient]):
         """Closes the client: stops open requests. Idempotent."""
         if self.loop.is_running:
             try:
-                self.loop.wait(self.original.close())
+                with contextlib.suppress(ActorStopped):  # another thread closes it
+                    self.loop.wait(self.original.close())
             finally:
                 self.loop.stop()
 

@@ -208,3 +208,61 @@ def test_a_blocking_client_that_is_not_open_says_so() -> None:
         client.status()
     with pytest.raises(ActorStopped, match="not open"):
         next(client.stream([1], rolloutbus.SamplingParams()))
+
+
+def test_calls_of_many_threads_end_while_one_closes() -> None:
+    for _ in range(40):
+        loop, calls = LoopThread("counter"), Calls()
+        loop.start()
+        callers = [
+            threading.Thread(target=calls.go_on, args=(loop,), daemon=True) for _ in "12345678"
+        ]
+        for caller in callers:
+            caller.start()
+        assert calls.has_begun.wait(60.0)
+        loop.stop()
+        for caller in callers:
+            caller.join(60.0)
+        assert not any(caller.is_alive() for caller in callers)
+        assert [type(each) for each in calls.errors] == [ActorStopped] * len(callers)
+
+
+class Calls:
+    """What threads call until they are told why they cannot."""
+
+    def __init__(self) -> None:
+        self.has_begun = threading.Event()
+        self.errors: list[BaseException] = []
+
+    def go_on(self, loop: LoopThread) -> None:
+        try:
+            while True:
+                loop.submit(Counter().add(1)).result(timeout=5.0)
+                self.has_begun.set()
+        except BaseException as error:  # noqa: BLE001 - the test judges it
+            self.errors.append(error)
+
+
+def test_a_call_is_refused_while_the_last_ones_end() -> None:
+    loop = LoopThread("counter")
+    loop.start()
+    has_begun, has_ended, has_called = (threading.Event() for _ in range(3))
+
+    async def last() -> None:
+        try:
+            await _never(has_begun, has_ended)
+        finally:
+            assert has_called.wait(60.0)
+
+    loop.submit(last())
+    assert has_begun.wait(60.0)
+    stopping = threading.Thread(target=loop.stop, daemon=True)
+    stopping.start()
+    try:
+        assert has_ended.wait(60.0)
+        with pytest.raises(ActorStopped, match="closed"):
+            loop.submit(Counter().add(1)).result(timeout=5.0)
+    finally:
+        has_called.set()
+        stopping.join(60.0)
+    assert not loop.is_running
