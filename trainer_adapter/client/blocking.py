@@ -101,11 +101,25 @@ class LoopThread:
 
     def read(self, stream: AsyncGenerator[T]) -> Generator[T]:
         """Yields each item when it arrives; a caller that stops early aborts the request."""
+        reading: asyncio.Task[Any] | None = None
+
+        async def item_or_none() -> T | None:
+            nonlocal reading
+            reading = asyncio.current_task()
+            return await anext(stream, None)
+
+        async def close() -> None:
+            if reading is not None and not reading.done():  # an interrupt came
+                if not reading.cancelling():
+                    reading.cancel()
+                await asyncio.wait([reading])  # a generator that still runs cannot be closed
+            await stream.aclose()
+
         try:
-            while (item := self.wait(anext(stream, None))) is not None:
+            while (item := self.wait(item_or_none())) is not None:
                 yield item
         finally:
-            self.wait(stream.aclose())
+            self.wait(close())
 
     def stop(self) -> None:
         """End the loop and its thread; idempotent.

@@ -3,11 +3,12 @@
 import asyncio
 import inspect
 import json
+import signal
 import subprocess
 import sys
 import textwrap
 import threading
-from collections.abc import Generator
+from collections.abc import AsyncGenerator, Generator
 from pathlib import Path
 from typing import Any, get_args, get_origin
 
@@ -266,3 +267,52 @@ def test_a_call_is_refused_while_the_last_ones_end() -> None:
         has_called.set()
         stopping.join(60.0)
     assert not loop.is_running
+
+
+AGAIN_S = 2.0
+"""After which an interrupt that was not noticed is sent again."""
+
+
+class Endless:
+    """A stream of one item, and then nothing; it takes a turn of the loop to end it."""
+
+    def __init__(self) -> None:
+        self.main = threading.get_ident()
+        self.has_ended = False
+
+    async def items(self) -> AsyncGenerator[int]:
+        try:
+            yield 1
+            while not _waits(self.main):  # noqa: ASYNC110 - it tells nobody
+                await asyncio.sleep(0)
+            while True:  # one that comes just before a thread falls asleep does not wake it
+                signal.pthread_kill(self.main, signal.SIGINT)
+                await asyncio.sleep(AGAIN_S)
+        finally:
+            await asyncio.sleep(0)
+            self.has_ended = True
+
+
+def _waits(thread: int) -> bool:
+    frames = sys._current_frames()  # pyright: ignore[reportPrivateUsage]
+    return frames[thread].f_code.co_name == "wait"
+
+
+class BlockingEndless(Twin[Endless]):
+    items = blocking(Endless.items)
+
+
+def test_ctrl_c_in_a_stream_that_takes_a_while_to_end_is_an_interrupt() -> None:
+    endless = BlockingEndless(Endless(), LoopThread("endless"))
+    endless.loop.start()
+    # A run in the background has it ignored.
+    handler = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        items = endless.items()
+        assert next(items) == 1
+        with pytest.raises(KeyboardInterrupt):
+            next(items)
+        assert endless.original.has_ended
+    finally:
+        signal.signal(signal.SIGINT, handler)
+        endless.loop.stop()
