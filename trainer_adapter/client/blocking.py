@@ -71,6 +71,16 @@ class LoopThread:
         coroutine.close()
         raise ActorStopped(self._why_not())
 
+    def check_thread(self) -> None:
+        """Refuses to wait here if it would be for ever.
+
+        Raises:
+            LocalProtocolError: this is the loop's own thread, which would wait for itself.
+        """
+        if self.is_running and self._is_own_thread:
+            message = "a listener runs in the client's own thread; make blocking calls in another"
+            raise LocalProtocolError(message)
+
     def wait(self, coroutine: Coroutine[Any, Any, T]) -> T:
         """Runs a coroutine on the loop and waits for it; an interrupt cancels it first.
 
@@ -78,10 +88,11 @@ class LoopThread:
             ActorStopped: the loop does not run, or runs in another process.
             LocalProtocolError: this is the loop's own thread, which would wait for itself.
         """
-        if self.is_running and self._is_own_thread:
+        try:
+            self.check_thread()
+        except LocalProtocolError:
             coroutine.close()
-            message = "a listener runs in the client's own thread; make blocking calls in another"
-            raise LocalProtocolError(message)
+            raise
         future = self.submit(coroutine)
         try:
             return future.result()

@@ -117,8 +117,13 @@ class SyncRolloutClient(Twin[RolloutClient]):
         return self
 
     def close(self) -> None:
-        """Closes the client: stops open requests. Idempotent."""
+        """Closes the client: stops open requests. Idempotent.
+
+        Raises:
+            LocalProtocolError: a listener calls it, in the client's own thread; the client is open.
+        """
         if self.loop.is_running:
+            self.loop.check_thread()
             try:
                 with contextlib.suppress(ActorStopped):  # another thread closes it
                     self.loop.wait(self.original.close())
