@@ -401,6 +401,30 @@ async def test_a_forked_child_is_told_whose_client_it_has(fleet: PretendFleet) -
     await asyncio.to_thread(plain.close)
 
 
+async def test_several_threads_may_close_a_blocking_client_at_once(fleet: PretendFleet) -> None:
+    for _ in range(20):
+        plain = await asyncio.to_thread(connect_sync(fleet.address).open)
+        async with asyncio.timeout(DEADLINE_S):
+            await asyncio.gather(*(asyncio.to_thread(plain.close) for _ in range(4)))
+        with pytest.raises(ActorStopped, match="the client is closed"):
+            plain.status()
+
+
+async def test_a_listener_cannot_close_its_blocking_client_which_stays_open(
+    fleet: PretendFleet,
+) -> None:
+    plain = await asyncio.to_thread(connect_sync(fleet.address).open)
+    async with asyncio.timeout(DEADLINE_S):
+
+        async def listen() -> None:
+            with pytest.raises(LocalProtocolError, match="own thread"):
+                plain.close()
+
+        await asyncio.to_thread(plain.run, listen())
+        assert (await asyncio.to_thread(plain.status)).router_epoch == 1
+        await asyncio.to_thread(plain.close)
+
+
 async def test_without_a_router_connecting_fails_in_time(tmp_path: Path) -> None:
     settings = ClientSettings(name="c", router=f"ipc://{tmp_path}/none", connect_timeout_s=0.3)
     with pytest.raises(PeerLost, match="no router answers at"):

@@ -322,6 +322,38 @@ async def test_a_fleet_that_was_paused_stays_so_when_it_slept(client: RolloutCli
     await all_are(client, "paused")
 
 
+async def test_a_fleet_that_was_paused_stays_so_when_it_slept_twice(client: RolloutClient) -> None:
+    await client.pause("retract")
+    await all_are(client, "paused")
+    await client.sleep(["kv_cache"], abort_first=True)
+    await client.sleep(["weights"], abort_first=True)
+    await client.wake_up()
+    await all_are(client, "paused")
+    assert (await client.status()).pause == "retract"
+
+
+async def test_a_worker_that_joins_serves_after_a_fleet_slept_of_which_one_was_paused(
+    client: RolloutClient, fleet: Fleet
+) -> None:
+    await client.pause(target="w1")
+    await one_is(client, "w1", "paused")
+    await client.sleep(abort_first=True)
+    await client.wake_up()
+
+    status = await client.status()
+    assert (status.pause, status.paused) == ("", {"w1": "in_place"})
+    await one_is(client, "w0", "ready")
+    await one_is(client, "w1", "paused")
+    name = await fleet.add_worker()
+    try:
+        await one_is(client, name, "ready")
+        await client.pause(target="w0")
+        few = SamplingParams(max_new_tokens=4)
+        assert (await client.generate(PROMPT, few, deadline_s=DEADLINE_S)).worker == name
+    finally:
+        await fleet.remove_worker(name)
+
+
 @pytest.mark.parametrize(
     ("options", "field"), [({"tags": []}, "tags"), ({"abort_first": True, "drain": True}, "drain")]
 )

@@ -38,6 +38,10 @@ class LoopThread:
         self._thread: threading.Thread | None = None
         self._pid = 0
         """Id of the process that owns the thread: a forked child has no such thread."""
+        self._lock = threading.RLock()
+        """Of what follows and the loop's queue; a signal handler may call while it is held."""
+        self._is_stopping = False
+        """What is submitted from now on would not run."""
 
     @property
     def is_running(self) -> bool:
@@ -48,6 +52,7 @@ class LoopThread:
     def start(self) -> None:
         """Begin."""
         self._loop, self._pid = uvloop.new_event_loop(), os.getpid()
+        self._is_stopping = False
         self._thread = threading.Thread(
             target=self._run, args=(self._loop,), name=self._name, daemon=True
         )
@@ -59,10 +64,22 @@ class LoopThread:
         Raises:
             ActorStopped: the loop does not run, or runs in another process.
         """
-        if self._loop is None or not self.is_running:
-            coroutine.close()
-            raise ActorStopped(self._why_not())
-        return asyncio.run_coroutine_threadsafe(coroutine, self._loop)
+        if self._loop is not None and self.is_running:
+            with self._lock:
+                if not self._is_stopping:
+                    return asyncio.run_coroutine_threadsafe(coroutine, self._loop)
+        coroutine.close()
+        raise ActorStopped(self._why_not())
+
+    def check_thread(self) -> None:
+        """Refuses to wait here if it would be for ever.
+
+        Raises:
+            LocalProtocolError: this is the loop's own thread, which would wait for itself.
+        """
+        if self.is_running and self._is_own_thread:
+            message = "a listener runs in the client's own thread; make blocking calls in another"
+            raise LocalProtocolError(message)
 
     def wait(self, coroutine: Coroutine[Any, Any, T]) -> T:
         """Runs a coroutine on the loop and waits for it; an interrupt cancels it first.
@@ -71,10 +88,11 @@ class LoopThread:
             ActorStopped: the loop does not run, or runs in another process.
             LocalProtocolError: this is the loop's own thread, which would wait for itself.
         """
-        if self.is_running and self._is_own_thread:
+        try:
+            self.check_thread()
+        except LocalProtocolError:
             coroutine.close()
-            message = "a listener runs in the client's own thread; make blocking calls in another"
-            raise LocalProtocolError(message)
+            raise
         future = self.submit(coroutine)
         try:
             return future.result()
@@ -94,16 +112,36 @@ class LoopThread:
 
     def read(self, stream: AsyncGenerator[T]) -> Generator[T]:
         """Yields each item when it arrives; a caller that stops early aborts the request."""
+        reading: asyncio.Task[Any] | None = None
+
+        async def item_or_none() -> T | None:
+            nonlocal reading
+            reading = asyncio.current_task()
+            return await anext(stream, None)
+
+        async def close() -> None:
+            if reading is not None and not reading.done():  # an interrupt came
+                if not reading.cancelling():
+                    reading.cancel()
+                await asyncio.wait([reading])  # a generator that still runs cannot be closed
+            await stream.aclose()
+
         try:
-            while (item := self.wait(anext(stream, None))) is not None:
+            while (item := self.wait(item_or_none())) is not None:
                 yield item
         finally:
-            self.wait(stream.aclose())
+            self.wait(close())
 
     def stop(self) -> None:
-        """End the loop and its thread; idempotent."""
+        """End the loop and its thread; idempotent.
+
+        What was submitted before ends, at the latest by being cancelled.
+        """
         if self._loop is not None and self._thread is not None and self.is_running:
-            self._loop.call_soon_threadsafe(self._loop.stop)
+            with self._lock:
+                if not self._is_stopping:
+                    self._is_stopping = True
+                    self._loop.call_soon_threadsafe(self._loop.stop)
             self._thread.join()
 
     @property

@@ -1,7 +1,8 @@
 """Commands to the router and to workers: sent over a connection, with their answers awaited."""
 
+import asyncio
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import ClassVar, Final, Literal, TypeVar, get_args
 
 import msgspec
@@ -102,7 +103,8 @@ class Commands:
     ) -> FleetResult:
         """Ask workers that first stop what they run, or let it end; then have them go on.
 
-        Workers that were paused before stay paused, whatever happens. A worker's result is what
+        Workers that were paused before stay paused, whatever happens, and who joins is paused if
+        they would have been. A worker's result is what
         went wrong first: it may have done it and still be paused.
 
         Args:
@@ -115,18 +117,22 @@ class Commands:
         patience_s = self._deadline(deadline_s)
         ends_at = time.monotonic() + patience_s
         before = await self.status(deadline_s)
-        held = {each.name for each in before.workers if each.state == "paused"}
-        targets = {each.name for each in before.workers} if target == FLEET else {target}
+        addresses = [target]
+        if target == FLEET and before.paused:  # a pause of the fleet would forget these
+            addresses = [each.name for each in before.workers]
+        earlier: dict[str, control.Paused] = {
+            each: before.paused.get(each, before.pause) for each in addresses
+        }
         results: list[FleetResult] = []
         try:
-            paused = await self.to_workers(Pause(mode), target, deadline_s, check=False)
+            pauses = dict.fromkeys(addresses, Pause(mode))
+            paused = await self._to_each(pauses, deadline_s)
             results.append(paused)
-            targets = {*paused.by_worker, *paused.silent}
             left_s = max(LEAST_S, ends_at - time.monotonic())
             results.append(await self.to_workers(body, target, left_s, check=False))
         finally:  # also of a pause that was given up: it may have come to pass
-            names = targets - held if held else [target]
-            results += [await self.to_workers(Resume(), each, 0.0, check=False) for each in names]
+            restored = {each: Pause(was) if was else Resume() for each, was in earlier.items()}
+            results.append(await self._to_each(restored, 0.0))
         result = of_second(results)
         if mode == "drain":
             late = [
@@ -138,6 +144,29 @@ class Commands:
         if check:
             _check(result, body)
         return result
+
+    async def _to_each(
+        self, bodies: Mapping[str, Pause | Resume], deadline_s: float
+    ) -> FleetResult:
+        """Tell each address its own; of several, one that is gone does not keep it from others."""
+        results = await asyncio.gather(
+            *(
+                self.to_workers(body, each, deadline_s, check=False)
+                for each, body in bodies.items()
+            ),
+            return_exceptions=True,
+        )
+        by_worker: dict[str, msgspec.Struct | BusError] = {}
+        silent: list[str] = []
+        for address, result in zip(bodies, results, strict=True):
+            if isinstance(result, FleetResult):
+                by_worker.update(result.by_worker)
+                silent.extend(result.silent)
+            elif isinstance(result, BusError) and len(bodies) > 1:
+                by_worker[address] = result
+            else:
+                raise result
+        return FleetResult(by_worker, silent)
 
     def _deadline(self, deadline_s: float) -> float:
         return deadline_s or self.connection.settings.control_deadline_s

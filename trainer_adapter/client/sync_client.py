@@ -1,11 +1,12 @@
 """The client of the bus for plain scripts: the same names as `RolloutClient`, blocking."""
 
+import contextlib
 from collections.abc import Coroutine, Mapping
 from pathlib import Path
 from typing import Any, NoReturn, Self, TypeVar
 
 from rolloutbus.bus.strict_calls import strict
-from rolloutbus.bus.wire.errors import LocalProtocolError, cannot_be_pickled
+from rolloutbus.bus.wire.errors import ActorStopped, LocalProtocolError, cannot_be_pickled
 from rolloutbus.trainer_adapter.client.asks import ask_of
 from rolloutbus.trainer_adapter.client.blocking import (
     LoopThread,
@@ -116,10 +117,16 @@ class SyncRolloutClient(Twin[RolloutClient]):
         return self
 
     def close(self) -> None:
-        """Closes the client: stops open requests. Idempotent."""
+        """Closes the client: stops open requests. Idempotent.
+
+        Raises:
+            LocalProtocolError: a listener calls it, in the client's own thread; the client is open.
+        """
         if self.loop.is_running:
+            self.loop.check_thread()
             try:
-                self.loop.wait(self.original.close())
+                with contextlib.suppress(ActorStopped):  # another thread closes it
+                    self.loop.wait(self.original.close())
             finally:
                 self.loop.stop()
 

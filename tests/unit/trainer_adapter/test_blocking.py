@@ -3,11 +3,12 @@
 import asyncio
 import inspect
 import json
+import signal
 import subprocess
 import sys
 import textwrap
 import threading
-from collections.abc import Generator
+from collections.abc import AsyncGenerator, Generator
 from pathlib import Path
 from typing import Any, get_args, get_origin
 
@@ -208,3 +209,110 @@ def test_a_blocking_client_that_is_not_open_says_so() -> None:
         client.status()
     with pytest.raises(ActorStopped, match="not open"):
         next(client.stream([1], rolloutbus.SamplingParams()))
+
+
+def test_calls_of_many_threads_end_while_one_closes() -> None:
+    for _ in range(40):
+        loop, calls = LoopThread("counter"), Calls()
+        loop.start()
+        callers = [
+            threading.Thread(target=calls.go_on, args=(loop,), daemon=True) for _ in "12345678"
+        ]
+        for caller in callers:
+            caller.start()
+        assert calls.has_begun.wait(60.0)
+        loop.stop()
+        for caller in callers:
+            caller.join(60.0)
+        assert not any(caller.is_alive() for caller in callers)
+        assert [type(each) for each in calls.errors] == [ActorStopped] * len(callers)
+
+
+class Calls:
+    """What threads call until they are told why they cannot."""
+
+    def __init__(self) -> None:
+        self.has_begun = threading.Event()
+        self.errors: list[BaseException] = []
+
+    def go_on(self, loop: LoopThread) -> None:
+        try:
+            while True:
+                loop.submit(Counter().add(1)).result(timeout=5.0)
+                self.has_begun.set()
+        except BaseException as error:  # noqa: BLE001 - the test judges it
+            self.errors.append(error)
+
+
+def test_a_call_is_refused_while_the_last_ones_end() -> None:
+    loop = LoopThread("counter")
+    loop.start()
+    has_begun, has_ended, has_called = (threading.Event() for _ in range(3))
+
+    async def last() -> None:
+        try:
+            await _never(has_begun, has_ended)
+        finally:
+            assert has_called.wait(60.0)
+
+    loop.submit(last())
+    assert has_begun.wait(60.0)
+    stopping = threading.Thread(target=loop.stop, daemon=True)
+    stopping.start()
+    try:
+        assert has_ended.wait(60.0)
+        with pytest.raises(ActorStopped, match="closed"):
+            loop.submit(Counter().add(1)).result(timeout=5.0)
+    finally:
+        has_called.set()
+        stopping.join(60.0)
+    assert not loop.is_running
+
+
+AGAIN_S = 2.0
+"""After which an interrupt that was not noticed is sent again."""
+
+
+class Endless:
+    """A stream of one item, and then nothing; it takes a turn of the loop to end it."""
+
+    def __init__(self) -> None:
+        self.main = threading.get_ident()
+        self.has_ended = False
+
+    async def items(self) -> AsyncGenerator[int]:
+        try:
+            yield 1
+            while not _waits(self.main):  # noqa: ASYNC110 - it tells nobody
+                await asyncio.sleep(0)
+            while True:  # one that comes just before a thread falls asleep does not wake it
+                signal.pthread_kill(self.main, signal.SIGINT)
+                await asyncio.sleep(AGAIN_S)
+        finally:
+            await asyncio.sleep(0)
+            self.has_ended = True
+
+
+def _waits(thread: int) -> bool:
+    frames = sys._current_frames()  # pyright: ignore[reportPrivateUsage]
+    return frames[thread].f_code.co_name == "wait"
+
+
+class BlockingEndless(Twin[Endless]):
+    items = blocking(Endless.items)
+
+
+def test_ctrl_c_in_a_stream_that_takes_a_while_to_end_is_an_interrupt() -> None:
+    endless = BlockingEndless(Endless(), LoopThread("endless"))
+    endless.loop.start()
+    # A run in the background has it ignored.
+    handler = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        items = endless.items()
+        assert next(items) == 1
+        with pytest.raises(KeyboardInterrupt):
+            next(items)
+        assert endless.original.has_ended
+    finally:
+        signal.signal(signal.SIGINT, handler)
+        endless.loop.stop()

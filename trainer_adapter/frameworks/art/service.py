@@ -162,12 +162,12 @@ class FleetService:
         client = self._served.client
         try:
             await client.pause("drain", deadline_s=DRAIN_S)
-            await client.sleep(MEMORY)
-            self._is_sleeping = True
-            self._trainer.move(is_aside=False)
             try:
+                await client.sleep(MEMORY)
+                self._is_sleeping = True
+                self._trainer.move(is_aside=False)
                 yield
-            finally:
+            finally:  # also of a trainer that did not find room, or engines that slept in part
                 self._trainer.move(is_aside=True)
                 await client.wake_up(MEMORY)
                 self._is_sleeping = False
