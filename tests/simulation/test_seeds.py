@@ -59,7 +59,7 @@ def test_detached_requests_of_clients_that_die_are_collected_by_the_next_ones() 
     summary = run_seeds(CHUNK // 2, CHUNK // 2, DESERTED)  # the first half of them: see below
 
     assert [(each.seed, each.violations) for each in summary.failing_seeds] == []
-    assert summary.sometimes["detached_collected"] > CHUNK // 2
+    assert summary.sometimes["detached_collected"] > CHUNK // 3
 
 
 @pytest.mark.simulation
