@@ -95,9 +95,11 @@ class SessionOracle:
         """What is wrong with what was said of a session; empty if nothing is."""
         session = now.session
         told = self._told.get(session, [])
-        moves = [each.move for each in told]
         if before is not None and before.session is not session:
             before = None
+        if before is None:
+            told = _of_last_opening(told)
+        moves = [each.move for each in told]
         start = self._claims.get(session.name, "") if before is None else before.worker
         if not moves:
             if start not in ("", now.worker):
@@ -119,6 +121,14 @@ class SessionOracle:
             if each.from_worker == each.to_worker and earlier == later:  # nor has it forgotten
                 return f"was told to have moved {_path(moves)}, which is no move"
         return ""
+
+
+def _of_last_opening(told: list[Told]) -> list[Told]:
+    """The last moves that hang together: one batch may open and close a session several times."""
+    start = max(0, len(told) - 1)
+    while start and told[start - 1].move.to_worker == told[start].move.from_worker:
+        start -= 1
+    return told[start:]
 
 
 def _path(moves: list[SessionMoved]) -> str:
