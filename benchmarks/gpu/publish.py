@@ -101,7 +101,9 @@ class Readers:
         self._tasks = [asyncio.create_task(self._read()) for _ in range(n_streams)]
 
     async def begun(self) -> None:
-        """Wait for the first delta."""
+        """Wait for the first delta, if any stream is read."""
+        if not self._tasks:
+            return
         first = asyncio.create_task(self._has_begun.wait())
         await asyncio.wait([first, *self._tasks], return_when="FIRST_COMPLETED")
         if not first.done():
@@ -247,19 +249,20 @@ async def measure(
     model: Path, weights: Weights, options: argparse.Namespace
 ) -> dict[str, dict[str, Any]]:
     """Publishes among quiet times, way by way, to SGLang engines that are read."""
+    slots = max(1, options.streams)
     arguments = {
         "load_format": "dummy",
         "attention_backend": "triton",
         "sampling_backend": "pytorch",
         "mem_fraction_static": 0.4,
-        "max_total_tokens": options.streams * 1024,
-        "cuda_graph_max_bs_decode": options.streams,
+        "max_total_tokens": slots * 1024,
+        "cuda_graph_max_bs_decode": slots,
         "disable_prefill_cuda_graph": True,
     }
     engine_options = {
         "device": "cuda",
         "dtype": "bfloat16",
-        "slots": options.streams,
+        "slots": slots,
         "max_context": 512,
         "arguments": arguments,
     }
@@ -326,24 +329,20 @@ async def measure_way(
 
 
 def told_of(each: Publishing, news: News) -> dict[str, Any]:
-    """Times of one publish in milliseconds, and a ratio."""
+    """Times of one publish in milliseconds, and a ratio if anybody reads."""
+    seen = {"rate_to_quiet": round(_slowness(each, news), 3), "gap_ms": _ms(_gap(each, news))}
     return {
         "total_ms": _ms(each.total_s),
         "phases_ms": {name: _ms(duration) for name, duration in each.durations().items()},
-        "transfer_ms": _ms(each.transfer_s),
-        "broadcast_ms": _ms(each.broadcast_s),
         "stall_ms": _ms(each.stall_s),
-        "rate_to_quiet": round(_slowness(each, news), 3),
-        "gap_ms": _ms(_gap(each, news)),
+        **(_broadcasts([each]) if each.transfer_s else {}),
+        **(seen if news[0] else {}),
     }
 
 
 def row_of(found: Sequence[Publishing], news: News) -> dict[str, Any]:
     """Times in milliseconds and ratios of one way."""
     first, *others = found
-    slowness = [_slowness(each, news) for each in others]
-    quiet = [longest_gap(news, each.began - QUIET_S / 2, each.began) for each in others]
-    gaps = [_gap(each, news) for each in others]
     # A phase that is shorter than the look at it may be missing in some.
     names = dict.fromkeys(name for each in others for name in each.durations())
     phases = {
@@ -355,10 +354,27 @@ def row_of(found: Sequence[Publishing], news: News) -> dict[str, Any]:
         "total_max_ms": _ms(max(each.total_s for each in others)),
         "first_ms": _ms(first.total_s),
         "phases_ms": {name: _ms(each) for name, each in phases.items()},
-        "transfer_ms": _ms(statistics.median(each.transfer_s for each in others)),
-        "first_transfer_ms": _ms(first.transfer_s),
-        "broadcast_ms": _ms(statistics.median(each.broadcast_s for each in others)),
         "stall_ms": _ms(statistics.median(each.stall_s for each in others)),
+        **(_broadcasts(others) if first.transfer_s else {}),
+        **({"first_transfer_ms": _ms(first.transfer_s)} if first.transfer_s else {}),
+        **(_seen_by_readers(first, others, news) if news[0] else {}),
+    }
+
+
+def _broadcasts(found: Sequence[Publishing]) -> dict[str, float]:
+    return {
+        "transfer_ms": _ms(statistics.median(each.transfer_s for each in found)),
+        "broadcast_ms": _ms(statistics.median(each.broadcast_s for each in found)),
+    }
+
+
+def _seen_by_readers(
+    first: Publishing, others: Sequence[Publishing], news: News
+) -> dict[str, float]:
+    slowness = [_slowness(each, news) for each in others]
+    quiet = [longest_gap(news, each.began - QUIET_S / 2, each.began) for each in others]
+    gaps = [_gap(each, news) for each in others]
+    return {
         "rate_to_quiet": round(statistics.median(slowness), 3),
         "first_rate_to_quiet": round(_slowness(first, news), 3),
         "gap_ms": _ms(statistics.median(gaps)),
@@ -437,7 +453,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--json", action="store_true", help="only one JSON object")
     parser.add_argument("--layers", type=int, default=6, help="6 layers are 2.9 GB, 32 are 13.5")
     parser.add_argument("--rounds", type=int, default=8, help="beside the first publish")
-    parser.add_argument("--streams", type=int, default=32)
+    parser.add_argument(
+        "--streams", type=int, default=32, help="of each engine; 0: nobody reads, engines are idle"
+    )
     parser.add_argument("--ways", nargs="+", default=["cuda_ipc", "shm"], choices=WAYS)
     parser.add_argument(
         "--readers", nargs="+", default=["elsewhere", "beside"], choices=get_args(Place)
