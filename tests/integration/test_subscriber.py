@@ -153,6 +153,7 @@ async def test_a_stream_whose_end_was_lost_ends_with_what_can_be_known(
         with token_limit.at(20):
             streamed = Streamed(client, [6], fake_sampling(40))
             await seen.until(lambda: len(seen.tokens(streamed.rid)) == 20)
+            await streamed.reached(20)  # by its client, who may hear of them later
             others = [Streamed(client, [7], fake_sampling(80))]
             await others[0].reached(20)
             while others[-1].worker != streamed.worker:  # whose heartbeats go on
