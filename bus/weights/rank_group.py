@@ -166,7 +166,7 @@ class RankGroup:
             raise BrokenGroup(problem)
 
     def close(self) -> None:
-        """Cut the links, whatever goes on there: the other ranks' broadcasts end as well."""
+        """Close the links to the other ranks; a broadcast under way fails at each of them."""
         if self._group is not None and self._seat.backend == "nccl":
             self._group.abort()
         self._group = None

@@ -354,7 +354,7 @@ class Reservations:
             fleet.watch(kind, self._heard)
 
     def client_gone(self, client: str) -> None:
-        """Nobody will write or publish its versions."""
+        """A client has left: nobody will write or publish its versions."""
         for key in self._by_client.pop(client, []):
             if len(self._abandoned) < MAX_ABANDONED:
                 self._abandoned[key] = None

@@ -56,10 +56,10 @@ def test_leases_that_end_all_the_time_and_frames_that_come_again_change_nothing(
 @pytest.mark.simulation
 @pytest.mark.timeout(900)
 def test_detached_requests_of_clients_that_die_are_collected_by_the_next_ones() -> None:
-    summary = run_seeds(CHUNK // 2, CHUNK // 2, DESERTED)  # the first half of them: see below
+    summary = run_seeds(0, CHUNK // 2, DESERTED)
 
     assert [(each.seed, each.violations) for each in summary.failing_seeds] == []
-    assert summary.sometimes["detached_collected"] > CHUNK // 3
+    assert summary.sometimes["detached_collected"] > CHUNK // 2
 
 
 @pytest.mark.simulation

@@ -167,7 +167,7 @@ class LoopThread:
 
 
 async def _ended_tasks(tasks: Collection[asyncio.Task[Any]]) -> None:
-    """Lets tasks take the error that ended their object; whoever waits for them waits no more."""
+    """Waits a moment for tasks to end by themselves, then cancels the rest."""
     if not tasks:
         return
     _, running = await asyncio.wait(tasks, timeout=LAST_TURNS_S)

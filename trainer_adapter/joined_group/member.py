@@ -117,7 +117,7 @@ class JoinedGroup:
             raise PeerLost(message, outcome="not_started")
 
     async def end(self, why: str) -> None:
-        """Leave the group; whoever receives gets PeerLost. Idempotent."""
+        """Leave the group; a call that receives meanwhile raises PeerLost. Idempotent."""
         self._over(why)
         await self._listening
 

@@ -242,7 +242,7 @@ class FleetRolloutWorker(async_rollout_worker.AsyncRolloutWorker):
 
 
 def _end_with_trainer() -> None:
-    """Wait for the end of the process that began this one, and end it: nobody else would.
+    """End this process when the one that began it has ended: nobody else would.
 
     A thread does it, since this process may be waiting for the trainer without an event loop.
     """
