@@ -37,7 +37,8 @@ class SpareGpuMemory:
                 torch.cuda.empty_cache()  # what torch keeps for itself is not free for others
                 free_bytes: int = cast("Any", torch.cuda).mem_get_info()[0]  # untyped
                 if free_bytes < sum(sizes) + SPARE_BYTES:
-                    raise CudaError(f"{free_bytes} bytes are free, {sum(sizes)} are needed")
+                    needed = f"{sum(sizes)} and {SPARE_BYTES} to spare are needed"
+                    raise CudaError(f"{free_bytes} bytes are free, {needed}")
                 pieces += [self._allocate(each) for each in sizes]
         return pieces
 
