@@ -153,6 +153,9 @@ class CudaMemory:
         self._runtime.cudaIpcCloseMemHandle.argtypes = (pointer,)
         self._runtime.cudaHostRegister.argtypes = (pointer, ctypes.c_size_t, ctypes.c_uint)
         self._runtime.cudaHostUnregister.argtypes = (pointer,)
+        kind = ctypes.c_int
+        copying = (pointer, pointer, ctypes.c_size_t, kind, pointer)
+        self._runtime.cudaMemcpyAsync.argtypes = copying
 
     def allocate(self, size_bytes: int) -> int:
         """Address of at least so many bytes, not initialised."""
@@ -193,6 +196,13 @@ class CudaMemory:
     def close(self, address: int) -> None:
         """Undo `open`; nothing may use the memory any more."""
         self._call("cudaIpcCloseMemHandle", address)
+
+    def copy(self, target: int, source: int, size_bytes: int, stream: int) -> None:
+        """Queue a copy between GPUs, on the stream of that handle.
+
+        Engines of a GPU that do nothing but copy are used: kernels of others run on beside them.
+        """
+        self._call("cudaMemcpyAsync", target, source, size_bytes, _BY_ADDRESS, stream)
 
     def use(self, device: int) -> None:
         """Make it this thread's device, and leave graphs alone that other threads capture."""

@@ -80,9 +80,9 @@ class WeightCommands:
         """Transports by which the engine can take weights."""
         return self._receiver.transports
 
-    def sleep(self) -> None:
-        """Give back memory of the GPU: the engine sleeps, as somebody else needs it."""
-        self._receiver.sleep()
+    def give_back_spares(self) -> None:
+        """Give back memory of the GPU that is kept for the next version: somebody else needs it."""
+        self._receiver.give_back_spares()
 
     async def do(self, body: WeightCommand) -> msgspec.Struct:
         """Carry out one of WEIGHT_COMMANDS; returns the body of its `finished`.
@@ -121,10 +121,12 @@ class WeightCommands:
         return self._in_place.agree(body, manifest)
 
     async def _stage(self, body: PrepareUpdate) -> Prepared:
+        before = [self._receiver.staged(each) for each in self._brought if self._receiver.has(each)]
         prepared = await self._receiver.prepare(body, timeout_s=self._timeout_s)
         self._brought.add(body.version)  # before any wait, in which it may be given up
         for old in [version for version in self._brought if not self._receiver.has(version)]:
             await self._unstage(old)
+        del before  # not sooner: the engine's other processes had its memory open
         await self._require_wanted(body.version)
         tensors = self._receiver.staged(body.version)
         # Side by side: both read all of it, the engine mostly by its device.

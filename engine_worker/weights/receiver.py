@@ -48,14 +48,19 @@ def ways_of_this_host(
     if root:
         ways["disk"] = Files(Path(root), spare)
     gpus = engine.facts.gpus if engine is not None else ()
-    book = shared.handles if shared else None
     if find_spec("torch") is not None:
-        ways["collective"] = Collective(spare, gpus, book)
+        ways["collective"] = Collective(spare)
     if len(gpus) == 1:
-        # Imports torch, as its engine has done already.
+        # These import torch, as the engine has done already.
         from rolloutbus.engine_worker.weights.transports.cuda_ipc import CudaIpc  # noqa: PLC0415
+        from rolloutbus.engine_worker.weights.transports.gpu_memory import (  # noqa: PLC0415
+            SpareGpuMemory,
+        )
 
-        ways["cuda_ipc"] = CudaIpc(gpus[0], book)
+        book = shared.handles if shared else None
+        gpu_memory = SpareGpuMemory(gpus[0], book)
+        ways["collective"] = Collective(spare, gpu_memory)
+        ways["cuda_ipc"] = CudaIpc(gpu_memory, book)
     return ways
 
 
@@ -103,6 +108,7 @@ class WeightReceiver:
         if ask.version not in self._staged:
             async with self._store(ask, timeout_s) as store:
                 staged, why = await self._fetch(store, ask)
+            self.give_back_spares()  # of other ways: what this one needs is in use
             while len(self._staged) >= MAX_STAGED:
                 oldest = next(iter(self._staged))
                 self._relay.end(self._staged[oldest].manifest.policy, oldest)
@@ -176,10 +182,10 @@ class WeightReceiver:
         for way in self._ways.values():
             way.close()
 
-    def sleep(self) -> None:
+    def give_back_spares(self) -> None:
         """Give back the memory of the GPU that is kept from one version to the next."""
         for way in self._ways.values():
-            way.sleep()
+            way.give_back_spares()
 
     def close(self) -> None:
         """Drop everything."""

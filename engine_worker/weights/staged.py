@@ -146,5 +146,5 @@ class Fetcher(Protocol):
     def close(self) -> None:
         """Give back what is kept from version to version; by default nothing is."""
 
-    def sleep(self) -> None:
+    def give_back_spares(self) -> None:
         """Give back what is kept on the GPU, which somebody else needs; by default nothing is."""

@@ -52,6 +52,7 @@ class DeviceCopies:
         if self._device.type != "cuda":
             return
         if not tensors:
+            self.give_back_spare()  # versions come another way now
             return
         memory = self._room(sum(_aligned(raw.nbytes) for raw in tensors.values()))
         if memory is None:
@@ -78,6 +79,13 @@ class DeviceCopies:
         held = self._held.pop(version, None)
         if held is not None:
             self._spare, _ = held
+
+    def give_back_spare(self) -> None:
+        """Give back the memory that is kept for the next version."""
+        if self._spare is not None:
+            self._spare = None
+            with torch.cuda.device(self._device):
+                torch.cuda.empty_cache()  # what torch keeps for itself is not free for others
 
     def _room(self, size_bytes: int) -> torch.Tensor | None:
         memory, self._spare = self._spare, None

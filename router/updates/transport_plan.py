@@ -110,6 +110,8 @@ def without_groups(body: PublishVersion, but_of: str = "") -> PublishVersion:
 def _way_of(target: Target, store: StoreFacts, body: PublishVersion) -> Way:
     if body.transport == "auto":
         for transport, why in NEAREST_FIRST[:-1]:
+            if transport == "cuda_ipc" and not _is_on_its_gpu(target, body.offers):
+                continue  # it would need memory of its own GPU for another copy
             if not _obstacle(transport, target, store, body.offers):
                 return Way(transport, why)
         transport, why = NEAREST_FIRST[-1]
@@ -154,11 +156,15 @@ def _obstacle_to_offer(offer: Offer, target: Target) -> str:
     if offer.transport == "collective":
         if not target.is_able:
             return "it cannot begin now, and a group waits for nobody"
-        is_missing_gpu = offer.backend == "nccl" and not facts.gpus
-        return "it has no GPU for nccl" if is_missing_gpu else ""
-    if offer.transport == "cuda_ipc" and offer.at not in facts.gpus:
-        return "it is offered on a GPU that is not one of its"
+        is_fit = offer.backend != "nccl" or len(facts.gpus) == 1
+        return "" if is_fit else "nccl needs an engine on one GPU"
+    if offer.transport == "cuda_ipc" and not facts.gpus:
+        return "it has no GPU"
     return ""
+
+
+def _is_on_its_gpu(target: Target, offers: Sequence[Offer]) -> bool:
+    return any(each.transport == "cuda_ipc" and each.at in target.facts.gpus for each in offers)
 
 
 def _is_near(facts: WorkerFacts, store: StoreFacts) -> bool:

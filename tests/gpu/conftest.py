@@ -28,5 +28,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 @pytest.fixture
 def second_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """Workers that are started meanwhile see the second GPU alone; this process sees both."""
+    if torch.cuda.device_count() < 2:
+        pytest.skip("fewer than two GPUs")
     torch.cuda.init()
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")

@@ -1,6 +1,7 @@
-"""Weights stay on the GPU that trainer and worker share."""
+"""Weights stay on the GPU that trainer and worker share, or are copied to another one."""
 
 import msgspec
+import pytest
 import torch
 
 from rolloutbus.bus.weights.cuda_memory import CudaHandle, unpack_handle
@@ -78,7 +79,6 @@ async def test_an_offer_that_cannot_be_opened_sends_the_worker_another_way(seed:
             changed(offer, 1, handle=with_handle(bucket, memory=bytes(64))),
             changed(offer, 1, handle=with_handle(bucket, loan=0)),
             [msgspec.structs.replace(offer, host="another")],
-            [msgspec.structs.replace(offer, at="GPU-another")],
         ):
             got = await worker.ask("take", manifest=version.manifest(offers))
             assert got["error"] == "CannotFetch", got
@@ -88,6 +88,43 @@ async def test_an_offer_that_cannot_be_opened_sends_the_worker_another_way(seed:
         await worker.ask("release")
     offering.forget()
     assert offering.held_bytes == 0
+
+
+@pytest.mark.usefixtures("second_gpu")
+@pytest.mark.parametrize("seen", ["second alone", "both"])
+async def test_a_worker_on_another_gpu_copies_every_byte(
+    seed: int, seen: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if seen == "both":
+        monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
+    offering = CudaIpcOffering(BUCKET_BYTES)
+    async with weight_receivers("cuda_ipc", [gpu_uuid(torch.device("cuda", 1))] * 2) as workers:
+        places: list[list[object]] = []
+        for number in (1, 2, 3):
+            version = Version(number, seed)
+            offers = await offering.prepare(version.layout, version.tensors)
+            for each in workers:
+                got = await each.ask("take", manifest=version.manifest(offers))
+                assert got.get("digests") == version.digests, got
+                assert got["moved_bytes"] == sum(each.size_bytes for each in offers[0].buckets)
+            # It is a copy: the trainer's may change, and be freed.
+            offering.forget()
+            assert offering.held_bytes == 0
+            places.append([(await each.ask("where"))["places"] for each in workers])
+            for each in workers:
+                assert (await each.ask("look"))["digests"] == version.digests
+                await each.ask("release")
+        assert places[0] == places[1] == places[2]  # memory is used again
+        (offer,) = await offering.prepare(version.layout, version.tensors)
+        false = changed(offer, 1, checksum=offer.buckets[1].checksum ^ 2**63)
+        got = await workers[0].ask("take", manifest=version.manifest(false))
+        assert got["error"] == "EngineFailed", got
+        false = changed(offer, 1, handle=with_handle(offer.buckets[1], memory=bytes(64)))
+        got = await workers[0].ask("take", manifest=version.manifest(false))
+        assert got["error"] == "CannotFetch", got
+        got = await workers[0].ask("take", manifest=version.manifest([offer]))
+        assert got.get("digests") == version.digests, got
+    offering.forget()
 
 
 async def test_a_handle_to_less_memory_than_promised_is_refused(seed: int) -> None:

@@ -7,7 +7,7 @@
 import asyncio
 import shutil
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, Literal, cast
 
 import numpy as np
 import pytest
@@ -153,9 +153,12 @@ def changed(file: Path, seed: int) -> dict[str, torch.Tensor]:
     return tensors
 
 
-@pytest.mark.shows("init_weight_update_communicator", "weight_sync_backend: nccl")
+@pytest.mark.shows("init_weight_update_communicator", "weight_sync_backend: nccl", "CUDA IPC")
 @pytest.mark.usefixtures("second_gpu")
-async def test_weights_come_by_nccl(model: tuple[PermutingModel, Path]) -> None:
+@pytest.mark.parametrize("way", ["collective", "cuda_ipc"])
+async def test_weights_come_from_another_gpu(
+    model: tuple[PermutingModel, Path], way: Literal["collective", "cuda_ipc"]
+) -> None:
     weights, folder = model
     async with running(gpu_fleet(folder)) as client:
         publisher = WeightPublisher(client)
@@ -163,10 +166,10 @@ async def test_weights_come_by_nccl(model: tuple[PermutingModel, Path]) -> None:
         for seed in (1, 2):
             weights.become(seed)
             published = await publisher.publish(
-                weights.weights(), transport="collective", require="all", deadline_s=DEADLINE_S
+                weights.weights(), transport=way, require="all", deadline_s=DEADLINE_S
             )
-            print("nccl", published.transport, published.stall_ms)
-            assert set(published.transport.values()) == {"collective"}, published.why
+            print(published.transport, published.stall_ms)
+            assert set(published.transport.values()) == {way}, published.why
             await assert_follows(client, seed)
         publisher.forget()
     weights.become(0)

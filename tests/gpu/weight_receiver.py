@@ -43,8 +43,9 @@ class WeightReceiver:
 
     def __init__(self, transport: str, gpu: str) -> None:
         self._gpu = gpu
+        memory = SpareGpuMemory(gpu, HandleBook())
         self._way: Fetcher = (
-            CudaIpc(gpu) if transport == "cuda_ipc" else Collective(SpareBuffer(), (gpu,))
+            CudaIpc(memory) if transport == "cuda_ipc" else Collective(SpareBuffer(), memory)
         )
         self._staged: Staged | None = None
 
@@ -55,6 +56,8 @@ class WeightReceiver:
                 say(**asyncio.run(self._take(order)))
             case "look":
                 say(digests=self._digests())
+            case "where":
+                say(places=[each.data_ptr() for each in self._tensors().values()])
             case "release":
                 assert self._staged is not None
                 self._staged.release()
@@ -76,10 +79,13 @@ class WeightReceiver:
         return {"digests": self._digests(), "moved_bytes": self._staged.moved_bytes}
 
     def _digests(self) -> dict[str, int]:
+        return {name: digest_of(each.cpu().numpy()) for name, each in self._tensors().items()}
+
+    def _tensors(self) -> dict[str, torch.Tensor]:
         assert self._staged is not None
         tensors = cast("dict[str, torch.Tensor]", self._staged.tensors)
         assert all(each.is_cuda for each in tensors.values())
-        return {name: digest_of(each.cpu().numpy()) for name, each in tensors.items()}
+        return tensors
 
     def _half(self, order: dict[str, Any]) -> None:
         manifest = msgspec.json.decode(order["manifest"], type=Manifest)

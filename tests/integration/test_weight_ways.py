@@ -30,6 +30,7 @@ from rolloutbus.bus.wire.messages.weights import (
 from rolloutbus.engine_worker.engine import RawTensor, TensorRange, TensorSpec
 from rolloutbus.engine_worker.weights.buffers import SpareBuffer
 from rolloutbus.engine_worker.weights.receiver import WeightReceiver, ways_of_this_host
+from rolloutbus.engine_worker.weights.staged import CannotFetch, Fetcher, Staged
 from rolloutbus.engine_worker.weights.transports.delta import ChangedSince
 from rolloutbus.trainer_adapter.client.core.results import FleetResult
 from tests.integration.live_fleet import DEADLINE_S
@@ -114,6 +115,37 @@ class Worker:
         staged = digests_staged(self._receiver.staged(version))
         self._receiver.close()
         return prepared, staged
+
+
+class Elsewhere(Fetcher):
+    """A way that has memory of a GPU from versions before."""
+
+    def __init__(self) -> None:
+        self.n_given_back = 0
+
+    async def fetch(self, ask: PrepareUpdate, manifest: Manifest, store: BulkLink) -> Staged:
+        raise CannotFetch(f"not version {manifest.version} of {ask.policy} by {store}")
+
+    def give_back_spares(self) -> None:
+        self.n_given_back += 1
+
+
+async def test_a_version_that_comes_another_way_has_memory_of_the_gpu_given_back(
+    tmp_path: Path, seed: int
+) -> None:
+    elsewhere = Elsewhere()
+    async with store_harness(tmp_path) as harness:
+        version = await publish(harness, weights(seed))
+        ask = PrepareUpdate("default", version, harness.bulk, "cuda_ipc")
+        specs = [
+            TensorSpec(name, DTYPES[each.dtype], tuple(each.shape), each.nbytes)
+            for name, each in weights(seed).items()
+        ]
+        receiver = WeightReceiver(specs, {**ways_of_this_host(), "cuda_ipc": elsewhere})
+        prepared = await receiver.prepare(ask, timeout_s=DEADLINE_S)
+        receiver.close()
+    assert prepared.transport == "tcp"
+    assert elsewhere.n_given_back == 1
 
 
 async def publish(harness: StoreHarness, tensors: Weights) -> int:

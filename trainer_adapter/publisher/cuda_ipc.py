@@ -1,4 +1,4 @@
-"""`cuda_ipc`: a copy of the weights in GPU memory that workers on the same GPU open and read.
+"""`cuda_ipc`: a copy of the weights in GPU memory that workers of the same host open.
 
 Spec: docs/protocol.md, "Transports".
 """

@@ -54,16 +54,19 @@ def in_buckets(
     buckets: Sequence[Bucket],
     pieces: Sequence[RawTensor],
     release: Callable[[], None],
+    *,
+    is_in_place: bool = False,
 ) -> Staged:
     """A verified version in one piece of memory per bucket, in host or GPU memory.
 
-    `pieces` are uint8 [at least the bucket's size]; `release` gives them back.
+    `pieces` are uint8 [at least the bucket's size]; `release` gives them back. `is_in_place`: no
+    byte was moved.
     """
     tensors: dict[str, RawTensor] = {}
     for tensor, home in zip(manifest.tensors, homes(manifest, buckets), strict=True):
         begin = tensor.offset - buckets[home].start
         tensors[tensor.name] = pieces[home][begin : begin + tensor.size_bytes]
-    moved_bytes = 0 if transport == "cuda_ipc" else sum(each.size_bytes for each in buckets)
+    moved_bytes = 0 if is_in_place else sum(each.size_bytes for each in buckets)
     return Staged(manifest, transport, moved_bytes, tensors, release)
 
 

@@ -3,18 +3,15 @@
 Spec: docs/protocol.md, "Collective".
 """
 
-from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
 from rolloutbus.bus.actor.loop import in_daemon_thread
 from rolloutbus.bus.transport.bulk import BulkLink
-from rolloutbus.bus.weights.cuda_memory import CudaError
 from rolloutbus.bus.weights.manifest import Bytes, total_bytes
 from rolloutbus.bus.weights.rank_group import KeptGroup
 from rolloutbus.bus.wire.messages.weights import Manifest, Offer, PrepareUpdate
 from rolloutbus.engine_worker.weights.buffers import SpareBuffer
-from rolloutbus.engine_worker.weights.raw_tensor import HandleBook
 from rolloutbus.engine_worker.weights.staged import CannotFetch, Fetcher, Staged
 from rolloutbus.engine_worker.weights.transports.buckets import in_buckets, offer_of
 
@@ -25,25 +22,18 @@ if TYPE_CHECKING:
 class Collective(Fetcher):
     """Receives by gloo into host memory, by nccl into memory of the engine's GPU."""
 
-    def __init__(
-        self, spare: SpareBuffer, gpus: Sequence[str] = (), book: HandleBook | None = None
-    ) -> None:
-        """`gpus`: UUIDs of those that hold the engine's weights.
-
-        `book` notes how the engine's other processes open what is received there.
-        """
+    def __init__(self, spare: SpareBuffer, gpu_memory: "SpareGpuMemory | None" = None) -> None:
+        """`gpu_memory`: None for an engine that is not on one GPU, which gets nothing by nccl."""
         self._spare = spare
-        self._gpus = gpus
-        self._book = book
-        self._gpu_memory: SpareGpuMemory | None = None
+        self._gpu_memory = gpu_memory
         self._kept = KeptGroup()
 
     def close(self) -> None:
         """Let go of the other ranks, and of memory of the GPU."""
         self._kept.close()
-        self.sleep()
+        self.give_back_spares()
 
-    def sleep(self) -> None:
+    def give_back_spares(self) -> None:
         """Give back memory of the GPU."""
         if self._gpu_memory is not None:
             self._gpu_memory.clear()
@@ -72,7 +62,9 @@ class Collective(Fetcher):
 
         def place() -> HostBuffer | GpuBuffer:
             if content is None:
-                return GpuBuffer(self._memory(), offer.buckets)
+                if self._gpu_memory is None:
+                    raise CannotFetch("nccl needs an engine on one GPU")
+                return GpuBuffer(self._gpu_memory, offer.buckets)
             return HostBuffer(content, manifest, offer.buckets)
 
         received = receive(offer, (ask.rank, ask.world), self._kept, place)
@@ -84,17 +76,3 @@ class Collective(Fetcher):
                 self._gpu_memory.give_back(received.pieces)
 
         return in_buckets(manifest, "collective", offer.buckets, received.parts, release)
-
-    def _memory(self) -> "SpareGpuMemory":
-        from rolloutbus.engine_worker.weights.transports.gpu_memory import (  # noqa: PLC0415
-            SpareGpuMemory,
-        )
-
-        if len(self._gpus) != 1:
-            raise CannotFetch(f"nccl needs an engine on one GPU, not on {len(self._gpus)}")
-        if self._gpu_memory is None:
-            try:
-                self._gpu_memory = SpareGpuMemory(self._gpus[0], self._book)
-            except (CudaError, ValueError) as error:
-                raise CannotFetch(str(error)) from error
-        return self._gpu_memory

@@ -1,4 +1,7 @@
-"""Memory of the engine's GPU for whole versions, which the engine's other processes can open."""
+"""Memory of the engine's GPU for whole versions, which the engine's other processes can open.
+
+All ways that bring bytes to the GPU share it.
+"""
 
 import threading
 import weakref
@@ -20,7 +23,7 @@ class SpareGpuMemory:
         self.gpu = gpu
         self._device = device_of(gpu)
         self._book = book
-        self._memory = CudaMemory()
+        self._memory: CudaMemory | None = None
         self._lock = threading.Lock()
         self._spare: list[torch.Tensor] = []
 
@@ -28,7 +31,7 @@ class SpareGpuMemory:
         """Tensors of these sizes, uint8 [size] each, of any content; freed with the last reference.
 
         Raises:
-            CudaError: there is no room.
+            CudaError: there is no room, or no CUDA runtime.
         """
         pieces = self._let_go()
         if [len(each) for each in pieces] != list(sizes):
@@ -58,12 +61,13 @@ class SpareGpuMemory:
         return spare
 
     def _allocate(self, size_bytes: int) -> torch.Tensor:
-        address = self._memory.allocate(size_bytes)
+        memory = self._memory = self._memory or CudaMemory()
+        address = memory.allocate(size_bytes)
         raw = DeviceBytes(address, size_bytes)
-        freeing = weakref.finalize(raw, _free, self._memory, address, self._device, self._book)
+        freeing = weakref.finalize(raw, _free, memory, address, self._device, self._book)
         freeing.atexit = False
         if self._book is not None:
-            self._book.opened(address, self._memory.export(address), size_bytes)
+            self._book.opened(address, memory.export(address), size_bytes)
         return torch.as_tensor(raw, device=self._device)
 
 

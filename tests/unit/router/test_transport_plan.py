@@ -1,6 +1,7 @@
 """Which way each worker takes a version."""
 
 import pytest
+from msgspec.structs import replace
 
 from rolloutbus.bus.wire.messages.membership import StoreFacts, WorkerFacts
 from rolloutbus.bus.wire.messages.weights import Offer, PublishVersion, TransportChoice
@@ -73,7 +74,7 @@ def test_way_that_nobody_offers_is_not_taken() -> None:
         ("shm", _target(), "shm: the store is on another host"),
         ("shm", _target(host="host-a", transports=["tcp"]), "shm: this worker cannot take"),
         ("cuda_ipc", _target(gpu="GPU-1"), "cuda_ipc: it is offered on another host"),
-        ("cuda_ipc", _target(host="host-a"), "cuda_ipc: it is offered on a GPU that is not"),
+        ("cuda_ipc", _target(host="host-a"), "cuda_ipc: it has no GPU"),
         ("delta", _target(), "delta: it has no weights that a delta could be applied to"),
         ("disk", _target(), "disk: the publisher does not offer it"),
         ("collective", _target()._replace(is_able=False), "collective: it cannot begin now"),
@@ -87,10 +88,24 @@ def test_worker_that_cannot_take_the_forced_way_gets_tcp_and_the_reason(
     assert way.why.startswith(why)
 
 
+def test_a_copy_goes_to_another_gpu_of_the_host_where_the_publisher_asks_for_it() -> None:
+    way = _way(_target(host="host-a", gpu="GPU-2"), _body(GPU, transport="cuda_ipc"))
+    assert way == Way("cuda_ipc", "the publisher asked for it")
+
+
 def test_nccl_needs_a_gpu() -> None:
     nccl = Offer("collective", "10.0.0.1:7", backend="nccl")
     assert _way(_target(), _body(nccl, transport="collective")).transport == "tcp"
     assert _way(_target(gpu="GPU-5"), _body(nccl)).transport == "collective"
+
+
+def test_an_engine_on_two_gpus_has_no_rank_in_a_group_of_nccl() -> None:
+    nccl = Offer("collective", "10.0.0.1:7", backend="nccl")
+    one, two = _target("w0", gpu="GPU-5"), _target("w1")
+    two = two._replace(facts=replace(two.facts, gpus=["GPU-6", "GPU-7"]))
+    ways = plan_ways([two, one], STORE, _body(nccl, transport="collective"))
+    assert (ways["w0"].rank, ways["w0"].world) == (1, 2)
+    assert ways["w1"] == Way("tcp", "collective: nccl needs an engine on one GPU")
 
 
 def test_ranks_are_those_who_take_part_and_the_trainer_is_one_of_the_world() -> None:
