@@ -6,6 +6,7 @@ import sys
 from contextlib import suppress
 
 from rolloutbus.bus.actor.process import ActorExit, announce_ready, on_stop_signal, run_actor
+from rolloutbus.bus.actor.resources import keep_what_is_loaded
 from rolloutbus.gateway.server import run_gateway
 from rolloutbus.gateway.settings import GatewaySettings
 
@@ -24,9 +25,8 @@ async def serve(settings: GatewaySettings) -> ActorExit:
 
 
 def _ready(url: str) -> None:
-    """Tell the address; what is loaded by now stays, so no collection needs to look at it again."""
-    gc.collect()
-    gc.freeze()
+    """Tell the address."""
+    keep_what_is_loaded()
     gc.set_threshold(YOUNG_OBJECTS)
     announce_ready(http=url)
 

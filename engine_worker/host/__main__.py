@@ -23,7 +23,7 @@ import uvloop
 from msgspec import Raw
 
 from rolloutbus.bus.actor.process import die_with_parent
-from rolloutbus.bus.actor.resources import keep_freed_memory
+from rolloutbus.bus.actor.resources import keep_freed_memory, keep_what_is_loaded
 from rolloutbus.bus.security.principals import Principals, principals_in
 from rolloutbus.bus.security.zmq_curve import dialer_of
 from rolloutbus.bus.weights.shm import host_id
@@ -248,6 +248,7 @@ async def _serve(end: socket.socket, settings: WorkerSettings) -> int:
             host = EngineHost(engine, commands, link, steps, relay.hand_over)
             link.hand_over(host.receive)
             host.receive(early)
+            keep_what_is_loaded()
             link.send(Entry("engine_ready", body=pack(_ready(engine, commands, relay))))
             await relay.while_safe(host.run(quit_signal))
     except* _ActorGone:

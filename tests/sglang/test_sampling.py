@@ -33,6 +33,7 @@ from rolloutbus.trainer_adapter.client.logit_processors import (
     temperature_schedule,
 )
 from tests.integration.live_fleet import Streamed
+from tests.own_processors import SPARED
 from tests.sglang.conftest import DEADLINE_S
 from tests.sglang.fleets import fleet_of
 from tests.sglang.models import ENDLESS, EOS, VOCAB_SIZE, byte_tokenizer
@@ -52,7 +53,10 @@ from tests.sglang.single_requests import (
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
 LOW, HIGH = list(range(100, 140)), list(range(400))
-OPERATORS = {"no_repeats": "tests.own_processors:no_repeats"}
+OPERATORS = {
+    "no_repeats": "tests.own_processors:no_repeats",
+    "collected": "tests.own_processors:collected",
+}
 """Processors that both engines were started with."""
 
 
@@ -154,6 +158,16 @@ async def test_both_engines_give_the_same(sglang: RolloutClient, other: RolloutC
     there = await asyncio.gather(*(run(other, case) for case in cases))
     for name, one, two in zip(CASES, here, there, strict=True):
         assert_same(one, two, name)
+
+
+@pytest.mark.parametrize("engine", ["sglang", "other"])
+async def test_no_collection_looks_at_what_an_engine_has_loaded(
+    engine: str, sglang: RolloutClient, other: RolloutClient
+) -> None:
+    """It would hold up all tokens for 0.3 to 0.5 s."""
+    client = sglang if engine == "sglang" else other
+    rollout = await client.generate([3, 4], GREEDY, processors=[Processor("collected")])
+    assert {*rollout.tokens.tolist()} == {SPARED}
 
 
 @pytest.mark.shows("presence_penalty")

@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
+from rolloutbus.bus.actor.resources import keep_what_is_loaded
 from rolloutbus.engine_worker.engines.sglang.facts import is_speculative
 from rolloutbus.engine_worker.engines.sglang.inside.scheduler_sampling import SchedulerSampling
 from rolloutbus.engine_worker.engines.sglang.inside.scheduler_weights import (
@@ -126,7 +127,9 @@ def run_scheduler(*arguments: object, **options: object) -> None:
     given = upstream.scheduler_arguments(arguments, options)
     rank = SchedulerRank(given["dp_rank"] or 0, given["pp_rank"], given["tp_rank"])
     place = rank, given["server_args"].pp_size
-    tap = SchedulerTap(os.environ[PATH_VARIABLE], int(os.environ[COARSE_VARIABLE]), *place)
+    tap = SchedulerTap(
+        os.environ[PATH_VARIABLE], int(os.environ[COARSE_VARIABLE]), *place, keep_what_is_loaded
+    )
     try:
         problem = tap.install()
         if problem:
@@ -159,8 +162,17 @@ def patch(wanted: Iterable[tuple[Hook, Call]]) -> list[Lack]:
 class SchedulerTap:
     """The hooks of one scheduler process, and its connection to the engine host."""
 
-    def __init__(self, path: str, coarse_tokens: int, rank: SchedulerRank, n_stages: int) -> None:
+    def __init__(
+        self,
+        path: str,
+        coarse_tokens: int,
+        rank: SchedulerRank,
+        n_stages: int,
+        on_loaded: Callable[[], None] = lambda: None,
+    ) -> None:
+        """`on_loaded` is called once everything is loaded and captured, before the first step."""
         self._rank = rank
+        self._on_loaded = on_loaded
         self._n_stages = n_stages
         # The last stage samples, and so knows most of a token.
         self._is_speaker = rank.tp == 0 and rank.pp == n_stages - 1
@@ -230,6 +242,7 @@ class SchedulerTap:
         self._take_over(scheduler)
         room = scheduler.max_total_num_tokens, scheduler.max_req_input_len
         self._sampling.texts = texts = Texts.of(scheduler)
+        self._on_loaded()
         self._send(Ready(self._rank, *room, texts.why_none))
         is_counted = self._has_account and not is_speculative(scheduler.server_args)
         if is_counted and self._n_stages == 1:
