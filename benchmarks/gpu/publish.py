@@ -3,12 +3,13 @@
 A trainer on the first GPU publishes a bfloat16 model with the layer shapes of a 7B one to a worker
 there, while streams of tokens are read through the public client. Looked at from outside: the time
 from `publish()` to its return with `require="all"`, its phases as the handle reports them, tokens
-per second meanwhile against the quiet times before and after, and the longest gap between two
-deltas of one stream. The first publish by each way has figures of its own: what is lazy is warm
-after the first of all.
+per second of a stream meanwhile against the quiet times before all publishes, and the longest gap
+between two deltas of one stream. The first publish by each way has figures of its own: what is lazy
+is warm after the first of all.
 
-`collective` has a worker on each of the other GPUs, to which the trainer broadcasts over nccl.
-Beside it stands what such a broadcast takes to as many processes that do nothing else.
+`collective` has a worker on each of the other GPUs, to which the trainer broadcasts over nccl, and
+so has every way with `--apart`. Beside it stands what such a broadcast takes to as many processes
+that do nothing else.
 
 Streams are read in a process of their own (`elsewhere`) or beside the publisher (`beside`), where
 its threads and the readers share one interpreter.
@@ -19,10 +20,12 @@ told on standard error at once: a run that is cut off leaves what it has found.
     python benchmarks/gpu/publish.py --layers 32 --json
     python benchmarks/gpu/publish.py --layers 32 --readers elsewhere --picture publish.png
     python benchmarks/gpu/publish.py --layers 32 --readers elsewhere --ways collective
+    python benchmarks/gpu/publish.py --layers 32 --readers elsewhere --ways cuda_ipc --apart
 """
 
 import argparse
 import asyncio
+import gc
 import json
 import math
 import statistics
@@ -34,6 +37,7 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
+from random import Random
 from typing import Any, Literal, Self, cast, get_args
 
 import torch
@@ -46,7 +50,8 @@ from rolloutbus.trainer_adapter.publisher.collective import CollectiveOffering
 
 DEADLINE_S = 300.0
 PROMPT = list(range(3, 19))
-SAMPLING = SamplingParams(max_new_tokens=400, ignore_eos=True)
+TOKENS = 200, 600
+"""Of a stream: least and most. Streams that all ended at once would make quiet times unequal."""
 QUIET_S = 2.0
 AFTER_S = 0.2
 """A gap that a publish makes may end so much after it."""
@@ -83,8 +88,8 @@ class Publishing:
 
 
 Place = Literal["elsewhere", "beside"]
-News = tuple[list[tuple[float, int]], list[tuple[float, float]]]
-"""Arrivals and gaps; see `Readers`."""
+Gap = tuple[float, float, int]
+"""Beginning and end of the time between two deltas of one stream, and tokens of the second one."""
 MAX_NEWS_BYTES = 64 << 20
 
 
@@ -93,12 +98,9 @@ class Readers:
 
     def __init__(self, client: RolloutClient, n_streams: int) -> None:
         self._client = client
-        self.arrivals: list[tuple[float, int]] = []
-        """Moment and number of tokens of every delta."""
+        self.gaps: list[Gap] = []
         self._has_begun = asyncio.Event()
-        self.gaps: list[tuple[float, float]] = []
-        """Beginning and end of the time between two deltas of one stream."""
-        self._tasks = [asyncio.create_task(self._read()) for _ in range(n_streams)]
+        self._tasks = [asyncio.create_task(self._read(Random(i))) for i in range(n_streams)]
 
     async def begun(self) -> None:
         """Wait for the first delta, if any stream is read."""
@@ -110,21 +112,20 @@ class Readers:
             first.cancel()
             await self.close()
 
-    async def _read(self) -> None:
+    async def _read(self, chance: Random) -> None:
         while True:
+            sampling = SamplingParams(max_new_tokens=chance.randint(*TOKENS), ignore_eos=True)
             before: float | None = None
-            async for delta in self._client.stream(PROMPT, SAMPLING, deadline_s=DEADLINE_S):
+            async for delta in self._client.stream(PROMPT, sampling, deadline_s=DEADLINE_S):
                 now = time.perf_counter()
-                self.arrivals.append((now, len(delta.tokens)))
                 self._has_begun.set()
                 if before is not None:
-                    self.gaps.append((before, now))
+                    self.gaps.append((before, now, len(delta.tokens)))
                 before = now
 
-    async def news(self) -> News:
-        """Arrivals and gaps since the last time."""
-        found = self.arrivals, self.gaps
-        self.arrivals, self.gaps = [], []
+    async def news(self) -> list[Gap]:
+        """Gaps since the last time."""
+        found, self.gaps = self.gaps, []
         return found
 
     async def close(self) -> None:
@@ -157,10 +158,9 @@ class ReadersElsewhere:
         """Wait for the first delta."""
         await self._ask("begun")
 
-    async def news(self) -> News:
-        """Arrivals and gaps since the last time; clocks of processes agree."""
-        arrivals, gaps = await self._ask("news")
-        return [(at, n) for at, n in arrivals], [(start, stop) for start, stop in gaps]
+    async def news(self) -> list[Gap]:
+        """Gaps since the last time; clocks of processes agree."""
+        return [(start, stop, n) for start, stop, n in await self._ask("news")]
 
     async def close(self) -> None:
         """Read no more."""
@@ -182,20 +182,26 @@ async def read_for_another(address: str, n_streams: int) -> None:
     """Reads streams, and answers on standard output what `ReadersElsewhere` asks."""
     async with rolloutbus.connect(address, name="reader") as client:
         readers = Readers(client, n_streams)
+        gc.disable()  # a full collection here would look like an engine's gap
         while asked := (await asyncio.to_thread(sys.stdin.readline)).strip():
             answer = await (readers.begun() if asked == "begun" else readers.news())
             print(json.dumps(answer), flush=True)
         await readers.close()
 
 
-def rate(news: News, start: float, stop: float) -> float:
-    """Tokens per second in that time."""
-    return sum(n for at, n in news[0] if start <= at < stop) / (stop - start)
+def rate(gaps: Sequence[Gap], times: Sequence[tuple[float, float]]) -> float:
+    """Tokens per second of one stream in those times, without what is between two streams."""
+    n_tokens = seconds = 0.0
+    for begin, end, n in gaps:
+        share = sum(max(0.0, min(end, stop) - max(begin, start)) for start, stop in times)
+        n_tokens += n * share / (end - begin)
+        seconds += share
+    return n_tokens / seconds if seconds else math.nan
 
 
-def longest_gap(news: News, start: float, stop: float) -> float:
+def longest_gap(gaps: Sequence[Gap], start: float, stop: float) -> float:
     """Of all gaps that reach into that time, seconds; all of it, if no gap has ended since."""
-    found = (end - begin for begin, end in news[1] if end > start and begin < stop)
+    found = (end - begin for begin, end, _ in gaps if end > start and begin < stop)
     return max(found, default=stop - start)
 
 
@@ -268,8 +274,8 @@ async def measure(
     }
     rows: dict[str, dict[str, Any]] = {}
     all_ways: list[Transport] = options.ways
-    here: list[Transport] = [way for way in all_ways if way != "collective"]
-    others: list[Transport] = [way for way in all_ways if way == "collective"]
+    others: list[Transport] = [w for w in all_ways if options.apart or w == "collective"]
+    here: list[Transport] = [w for w in all_ways if w not in others]
     for ways, gpus in ((here, [0]), (others, [*range(1, torch.cuda.device_count())])):
         if not ways:
             continue
@@ -313,34 +319,33 @@ async def measure_way(
 ) -> dict[str, Any]:
     """The first publish and others of one row, each told at once."""
     found: list[Publishing] = []
-    news: News = [], []  # brought piece by piece: all at once would be a gap of its own
+    gaps: list[Gap] = []  # brought piece by piece: all at once would be one of its own
     for number in range(options.rounds + 1):
         await asyncio.sleep(QUIET_S)
         found.append(await trainer.publish(way))
         await asyncio.sleep(AFTER_S)
-        arrivals, gaps = await readers.news()
-        news[0].extend(arrivals)
-        news[1].extend(gaps)
-        told = json.dumps(told_of(found[-1], news))
+        gaps += await readers.news()
+        told = json.dumps(told_of(found[-1], gaps, _quiet_rate(found, gaps)))
         _say(f"{name}: publish {number} of {options.rounds}: {told}")
-    row = row_of(found, news)
+    row = row_of(found, gaps)
     _say(f"{name}: {json.dumps(row)}")
     return row
 
 
-def told_of(each: Publishing, news: News) -> dict[str, Any]:
+def told_of(each: Publishing, gaps: Sequence[Gap], quiet_rate: float) -> dict[str, Any]:
     """Times of one publish in milliseconds, and a ratio if anybody reads."""
-    seen = {"rate_to_quiet": round(_slowness(each, news), 3), "gap_ms": _ms(_gap(each, news))}
+    ratio = _rate_of(each, gaps) / quiet_rate
+    seen = {"rate_to_quiet": round(ratio, 3), "gap_ms": _ms(_gap(each, gaps))}
     return {
         "total_ms": _ms(each.total_s),
         "phases_ms": {name: _ms(duration) for name, duration in each.durations().items()},
         "stall_ms": _ms(each.stall_s),
         **(_broadcasts([each]) if each.transfer_s else {}),
-        **(seen if news[0] else {}),
+        **(seen if gaps else {}),
     }
 
 
-def row_of(found: Sequence[Publishing], news: News) -> dict[str, Any]:
+def row_of(found: Sequence[Publishing], gaps: Sequence[Gap]) -> dict[str, Any]:
     """Times in milliseconds and ratios of one way."""
     first, *others = found
     # A phase that is shorter than the look at it may be missing in some.
@@ -357,7 +362,7 @@ def row_of(found: Sequence[Publishing], news: News) -> dict[str, Any]:
         "stall_ms": _ms(statistics.median(each.stall_s for each in others)),
         **(_broadcasts(others) if first.transfer_s else {}),
         **({"first_transfer_ms": _ms(first.transfer_s)} if first.transfer_s else {}),
-        **(_seen_by_readers(first, others, news) if news[0] else {}),
+        **(_seen_by_readers(first, others, gaps) if gaps else {}),
     }
 
 
@@ -369,29 +374,34 @@ def _broadcasts(found: Sequence[Publishing]) -> dict[str, float]:
 
 
 def _seen_by_readers(
-    first: Publishing, others: Sequence[Publishing], news: News
+    first: Publishing, others: Sequence[Publishing], gaps: Sequence[Gap]
 ) -> dict[str, float]:
-    slowness = [_slowness(each, news) for each in others]
-    quiet = [longest_gap(news, each.began - QUIET_S / 2, each.began) for each in others]
-    gaps = [_gap(each, news) for each in others]
+    quiet_rate = _quiet_rate([first, *others], gaps)
+    ratios = [_rate_of(each, gaps) / quiet_rate for each in others]
+    quiet = [longest_gap(gaps, each.began - QUIET_S / 2, each.began) for each in others]
+    longest = [_gap(each, gaps) for each in others]
     return {
-        "rate_to_quiet": round(statistics.median(slowness), 3),
-        "first_rate_to_quiet": round(_slowness(first, news), 3),
-        "gap_ms": _ms(statistics.median(gaps)),
-        "gap_max_ms": _ms(max(gaps)),
-        "first_gap_ms": _ms(_gap(first, news)),
+        "rate_to_quiet": round(statistics.median(ratios), 3),
+        "first_rate_to_quiet": round(_rate_of(first, gaps) / quiet_rate, 3),
+        "gap_ms": _ms(statistics.median(longest)),
+        "gap_max_ms": _ms(max(longest)),
+        "first_gap_ms": _ms(_gap(first, gaps)),
         "quiet_gap_ms": _ms(statistics.median(quiet)),
         "quiet_gap_max_ms": _ms(max(quiet)),
     }
 
 
-def _slowness(each: Publishing, news: News) -> float:
-    quiet = rate(news, each.began - QUIET_S / 2, each.began)
-    return rate(news, each.began, each.ended) / quiet if quiet else math.nan
+def _rate_of(each: Publishing, gaps: Sequence[Gap]) -> float:
+    return rate(gaps, [(each.began, each.ended)])
 
 
-def _gap(each: Publishing, news: News) -> float:
-    return longest_gap(news, each.began, each.ended + AFTER_S)
+def _quiet_rate(found: Sequence[Publishing], gaps: Sequence[Gap]) -> float:
+    """Before all of these publishes: one second alone may be unlike the next."""
+    return rate(gaps, [(each.began - QUIET_S + AFTER_S, each.began) for each in found])
+
+
+def _gap(each: Publishing, gaps: Sequence[Gap]) -> float:
+    return longest_gap(gaps, each.began, each.ended + AFTER_S)
 
 
 def _ms(seconds: float) -> float:
@@ -456,6 +466,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument(
         "--streams", type=int, default=32, help="of each engine; 0: nobody reads, engines are idle"
     )
+    parser.add_argument(
+        "--apart", action="store_true", help="engines on the other GPUs, whatever the way"
+    )
     parser.add_argument("--ways", nargs="+", default=["cuda_ipc", "shm"], choices=WAYS)
     parser.add_argument(
         "--readers", nargs="+", default=["elsewhere", "beside"], choices=get_args(Place)
@@ -466,8 +479,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if options.read:
         asyncio.run(read_for_another(options.read, options.streams))
         return
-    if "collective" in options.ways and torch.cuda.device_count() < 2:
-        parser.error("--ways collective: needs a second GPU")
+    if (options.apart or "collective" in options.ways) and torch.cuda.device_count() < 2:
+        parser.error("--apart and --ways collective need a second GPU")
     with tempfile.TemporaryDirectory(prefix="publish-") as folder:
         report = run(options, Path(folder))
     if options.picture:
