@@ -238,6 +238,10 @@ class WeightSink(WeightSource, Protocol):
         """Drop a staged version; an `install` of it that waits may be refused. Idempotent."""
         ...
 
+    def give_back_spares(self) -> None:
+        """Give back memory of a GPU that is kept for the next version: somebody else needs it."""
+        ...
+
 
 class InPlaceSink(Protocol):
     """Weights that can be overwritten where they lie, without room for a second copy.

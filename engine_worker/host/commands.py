@@ -199,20 +199,20 @@ class HostCommands:
         try:
             if isinstance(body, Sleep):
                 freed = await self._off_loop(lambda: memory.sleep(tags))
-                self._give_back_spares()
+                await self._give_back_spares()
                 self._asleep |= set(tags)
             else:
                 # Of an update between two of these: the engine may need all that is free.
-                self._give_back_spares()
+                await self._give_back_spares()
                 freed = await self._off_loop(lambda: memory.wake_up(tags))
                 self._asleep -= set(tags)
         except ValueError as error:  # the engine works, but has no such tag
             raise EngineFailed(bad_request("tags", str(error))) from error
         return Memory(dict(freed.bytes_by_tag), sorted(self._asleep))
 
-    def _give_back_spares(self) -> None:
+    async def _give_back_spares(self) -> None:
         if self._weights is not None:
-            self._weights.give_back_spares()
+            await self._weights.give_back_spares()
 
     async def _load_lora(self, ask: LoadLora) -> Adapters:
         lora = there(self._engine.lora)

@@ -80,9 +80,10 @@ class WeightCommands:
         """Transports by which the engine can take weights."""
         return self._receiver.transports
 
-    def give_back_spares(self) -> None:
+    async def give_back_spares(self) -> None:
         """Give back memory of the GPU that is kept for the next version: somebody else needs it."""
         self._receiver.give_back_spares()
+        await self._off_loop(self._weights.give_back_spares)
 
     async def do(self, body: WeightCommand) -> msgspec.Struct:
         """Carry out one of WEIGHT_COMMANDS; returns the body of its `finished`.

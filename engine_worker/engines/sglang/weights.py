@@ -29,6 +29,7 @@ from rolloutbus.engine_worker.engines.sglang.schedulers.connection import Report
 from rolloutbus.engine_worker.engines.sglang.schedulers.wire import (
     CheckpointTensor,
     FindTensors,
+    GiveBackSpares,
     Halt,
     Install,
     Lent,
@@ -205,6 +206,10 @@ class SglangWeights:
         self._schedulers.ask(Unstage(version))
         if copy is not None:
             self._spare.give_back(copy)
+
+    def give_back_spares(self) -> None:
+        """See `WeightSink`."""
+        self._schedulers.ask(GiveBackSpares())
 
     def install(
         self, version: int, tensors: Mapping[str, RawTensor], in_flight: InFlight

@@ -115,6 +115,11 @@ class LiveWeights:
         if self._copies is not None and version not in self._installing:
             self._copies.drop(version)
 
+    def give_back_spares(self) -> None:
+        """See `WeightSink`."""
+        if self._copies is not None:
+            self._copies.give_back_spare()
+
     def read_ranges(self, ranges: Sequence[TensorRange]) -> tuple[int, list[Bytes]]:
         """See `WeightSource`."""
         for each in ranges:

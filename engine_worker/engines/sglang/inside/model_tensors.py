@@ -126,6 +126,10 @@ class ModelTensors:
         """Nobody needs what was staged any more. Idempotent."""
         self._staging.drop(version)
 
+    def give_back_spares(self) -> None:
+        """Give back memory of the device that is kept for the next version."""
+        self._staging.give_back_spares()
+
     def overwrite(self, version: int) -> OverwriteOutcome:
         """Make a staged version the active one."""
         module = torch.get_device_module(self._device)

@@ -15,6 +15,7 @@ from rolloutbus.engine_worker.engines.sglang.inside.model_tensors import ModelTe
 from rolloutbus.engine_worker.engines.sglang.schedulers.wire import (
     Answered,
     FindTensors,
+    GiveBackSpares,
     Halt,
     Install,
     Message,
@@ -294,6 +295,8 @@ class SchedulerWeights:
                     given_up, self._due = self._due, None
                     self._refuse(given_up, "the version was given up")
                 self._tensors.drop(version)
+            case GiveBackSpares():
+                self._tensors.give_back_spares()
             case Install():
                 self._take(order)
             case Halt():

@@ -117,6 +117,10 @@ class Staging:
             with torch.cuda.device(self._device):
                 self._memory.close(address)
 
+    def give_back_spares(self) -> None:
+        """Give back memory of the device that is kept for the next version."""
+        self._copies.give_back_spare()
+
     def _copied(self, order: Stage) -> Mapping[str, torch.Tensor]:
         """The tensors in files, on the device; none if it has no room for them, or is a CPU."""
         if self._device.type == "cpu" or not order.tensors:

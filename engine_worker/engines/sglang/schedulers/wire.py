@@ -95,6 +95,10 @@ class Unstage(msgspec.Struct, frozen=True, tag="unstage"):
     version: int
 
 
+class GiveBackSpares(msgspec.Struct, frozen=True, tag="spares"):
+    """Give back memory of the GPU that is kept for the next version."""
+
+
 class Install(msgspec.Struct, frozen=True, tag="install"):
     """Asks the scheduler to activate a staged version; it always answers with one `Swapped`."""
 
@@ -113,7 +117,7 @@ class Halt(msgspec.Struct, frozen=True, tag="halt"):
     """Take no step before the next version: schedulers of this engine have different weights."""
 
 
-Order = FindTensors | Stage | Unstage | Install | Read | Halt
+Order = FindTensors | Stage | Unstage | GiveBackSpares | Install | Read | Halt
 
 
 class SchedulerAnswer(msgspec.Struct, array_like=True, frozen=True):
