@@ -55,9 +55,8 @@ class NoRoom:
     """A trainer whose GPU is full."""
 
     def move(self, *, is_aside: bool) -> None:
-        """It can be left, and not entered."""
-        if not is_aside:
-            raise MemoryError("no room")
+        """It can be neither entered nor left."""
+        raise MemoryError("no room to leave it" if is_aside else "no room")
 
 
 async def main() -> None:

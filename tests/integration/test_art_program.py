@@ -22,4 +22,4 @@ def test_a_trainer_that_finds_no_room_leaves_the_engines_awake() -> None:
         timeout=2 * START_S,
         check=True,
     )
-    assert ran.stdout.split("\n")[:2] == ["no room", "4"]
+    assert ran.stdout.split("\n")[:2] == ["no room to leave it", "4"]

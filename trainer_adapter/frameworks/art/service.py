@@ -168,9 +168,11 @@ class FleetService:
                 self._trainer.move(is_aside=False)
                 yield
             finally:  # also of a trainer that did not find room, or engines that slept in part
-                self._trainer.move(is_aside=True)
-                await client.wake_up(MEMORY)
-                self._is_sleeping = False
+                try:
+                    self._trainer.move(is_aside=True)
+                finally:
+                    await client.wake_up(MEMORY)
+                    self._is_sleeping = False
         finally:
             await client.resume()
 
