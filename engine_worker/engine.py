@@ -155,6 +155,8 @@ class EngineStats:
     """Pauses, swaps and the like that wait for the current step to end."""
     is_torn: bool = False
     """Its weights are of no version: being overwritten, or half overwritten. It makes no steps."""
+    n_held: int = 0
+    """Of those that wait: what they need is still made, a grammar for example."""
 
 
 StepSink = Callable[[Step], None]

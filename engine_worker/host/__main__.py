@@ -200,6 +200,7 @@ class EngineHost:
             n_kv_tokens=stats.n_kv_tokens,
             version=stats.version,
             torn=stats.is_torn,
+            n_held=stats.n_held,
         )
         return Entry("engine_beat", body=pack(heartbeat))
 

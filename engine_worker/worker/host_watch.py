@@ -77,7 +77,8 @@ class HostWatch:
 
     def reported(self, heartbeat: EngineHeartbeat, now: float) -> None:
         """The host has reported its counters."""
-        if heartbeat.steps != self.heartbeat.steps:
+        n_open = heartbeat.n_running + heartbeat.n_waiting
+        if heartbeat.steps != self.heartbeat.steps or 0 < n_open == heartbeat.n_held:
             self._moved_at = now
         self.heartbeat = heartbeat
 

@@ -179,7 +179,7 @@ _EVENTS: dict[str, msgspec.Struct] = {
     ),
     "extras": host.Extras(RID, ATTEMPT, {"top_logprobs": SCORES}, "judge@7"),
     "engine_failed": host.EngineFailure("the model's folder has no config.json"),
-    "engine_beat": host.EngineHeartbeat(12345, 2, 1, 640, VERSION, torn=True),
+    "engine_beat": host.EngineHeartbeat(12345, 2, 3, 640, VERSION, torn=True, n_held=1),
 }
 
 _COMMANDS: dict[str, msgspec.Struct] = {

@@ -70,6 +70,8 @@ class EngineHeartbeat(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     version: Natural
     torn: bool = False
     """Its weights are being overwritten, or half overwritten: of no version."""
+    n_held: Natural = 0
+    """Of those that wait: what they need is still made. No steps come of them alone."""
 
 
 class Extras(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -243,6 +243,7 @@ class StepLoop:
                 version=self._stepper.version,
                 n_calls=len(self._controls),
                 is_torn=self.is_torn,
+                n_held=len(self._held),
             )
 
     @property

@@ -59,6 +59,19 @@ def test_steps_that_stand_still_under_work_are_found_though_the_host_speaks() ->
     assert host.lives(0.25, steps=False) == "the engine makes no progress"
 
 
+@pytest.mark.parametrize(("n_waiting", "verdict"), [(2, ""), (3, "the engine makes no progress")])
+def test_requests_whose_grammars_are_being_made_alone_make_no_steps(
+    n_waiting: int, verdict: str
+) -> None:
+    host, found = Watched(), ""
+    for _ in range(round(60 / TICK_S)):
+        host.now += TICK_S
+        host.watch.spoke(host.now)
+        host.watch.reported(EngineHeartbeat(0, 0, n_waiting, 0, 0, n_held=2), host.now)
+        found = host.watch.verdict(host.now, should_move=True)
+    assert found == verdict
+
+
 def test_idle_host_need_not_step() -> None:
     host = Watched()
     assert host.lives(1000, steps=False, should_move=False) == ""

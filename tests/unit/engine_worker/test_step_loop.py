@@ -130,12 +130,13 @@ def test_a_held_request_runs_when_it_is_let_go_and_delays_nobody(
     batch.may_finish.set()
     loop.submit([request("held"), request("other")], held=[key("held")])
     log.wait_finished("other")
-    assert loop.stats().n_waiting == 1
+    assert (loop.stats().n_waiting, loop.stats().n_held) == (1, 1)
     assert log["held"].tokens == []
     with pytest.raises(ValueError, match="in use"):
         loop.submit([request("held")])
     loop.let_go(key("held"), None)
     log.wait_finished("held")
+    assert loop.stats().n_held == 0
     assert len(log["held"].tokens) == 3
 
 
