@@ -439,7 +439,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options = parser.parse_args(arguments)
     if options.rounds < 1:
         parser.error("--rounds: at least 1, the first one is not counted")
-    if "names" not in options.ways or {*options.ways}.isdisjoint(MAKESPAN_GOALS):
+    is_compared = "names" in options.ways and not {*options.ways}.isdisjoint(MAKESPAN_GOALS)
+    if "agents" in options.only and not is_compared:
         others = " or ".join(MAKESPAN_GOALS)
         parser.error(f"--ways: names is compared with {others}: give it and one of them")
     if options.device == "cpu" and options.tp > 1:

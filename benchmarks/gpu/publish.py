@@ -7,9 +7,9 @@ per second of a stream meanwhile against the quiet times before all publishes, a
 between two deltas of one stream. The first publish by each way has figures of its own: what is lazy
 is warm after the first of all.
 
-`collective` has a worker on each of the other GPUs, to which the trainer broadcasts over nccl, and
-so has every way with `--apart`. Beside it stands what such a broadcast takes to as many processes
-that do nothing else.
+`collective` has a worker on each of the other GPUs, to which the trainer broadcasts over nccl;
+with `--apart` every way has. Beside `collective` stands what such a broadcast takes to as many
+processes that do nothing else.
 
 Streams are read in a process of their own (`elsewhere`) or beside the publisher (`beside`), where
 its threads and the readers share one interpreter.
@@ -50,11 +50,12 @@ from rolloutbus.trainer_adapter.publisher.collective import CollectiveOffering
 
 DEADLINE_S = 300.0
 PROMPT = list(range(3, 19))
+MAX_CONTEXT = 1024
 TOKENS = 200, 600
 """Of a stream: least and most. Streams that all ended at once would make quiet times unequal."""
 QUIET_S = 2.0
 AFTER_S = 0.2
-"""A gap that a publish makes may end so much after it."""
+"""Waited after a publish, so that the gaps that it makes have ended."""
 Transport = Literal["cuda_ipc", "collective", "shm"]
 
 
@@ -124,7 +125,9 @@ class Readers:
                 before = now
 
     async def news(self) -> list[Gap]:
-        """Gaps since the last time."""
+        """Gaps that have ended since the last time."""
+        if any(each.done() for each in self._tasks):
+            await self.close()
         found, self.gaps = self.gaps, []
         return found
 
@@ -166,7 +169,8 @@ class ReadersElsewhere:
         """Read no more."""
         assert self._process.stdin is not None
         self._process.stdin.close()
-        await self._process.wait()
+        if await self._process.wait():
+            raise SystemExit("a stream failed: see above")
 
     async def _ask(self, what: str) -> Any:  # noqa: ANN401 - any JSON
         assert self._process.stdin is not None
@@ -190,12 +194,13 @@ async def read_for_another(address: str, n_streams: int) -> None:
 
 
 def rate(gaps: Sequence[Gap], times: Sequence[tuple[float, float]]) -> float:
-    """Tokens per second of one stream in those times, without what is between two streams."""
+    """Tokens per second of one stream in those times, from its first token to its last one."""
     n_tokens = seconds = 0.0
     for begin, end, n in gaps:
         share = sum(max(0.0, min(end, stop) - max(begin, start)) for start, stop in times)
-        n_tokens += n * share / (end - begin)
-        seconds += share
+        if share:
+            n_tokens += n * share / (end - begin)
+            seconds += share
     return n_tokens / seconds if seconds else math.nan
 
 
@@ -261,7 +266,7 @@ async def measure(
         "attention_backend": "triton",
         "sampling_backend": "pytorch",
         "mem_fraction_static": 0.4,
-        "max_total_tokens": slots * 1024,
+        "max_total_tokens": slots * MAX_CONTEXT,
         "cuda_graph_max_bs_decode": slots,
         "disable_prefill_cuda_graph": True,
     }
@@ -269,7 +274,7 @@ async def measure(
         "device": "cuda",
         "dtype": "bfloat16",
         "slots": slots,
-        "max_context": 512,
+        "max_context": MAX_CONTEXT,
         "arguments": arguments,
     }
     rows: dict[str, dict[str, Any]] = {}
@@ -296,7 +301,7 @@ async def measure(
             _say(f"{len(gpus)} engines serve after {time.perf_counter() - began:.0f} s")
             n_streams = options.streams * len(gpus)
             for way in ways:
-                for place in options.readers:
+                for place in options.readers if n_streams else options.readers[:1]:
                     is_beside = place == "beside"
                     readers = (
                         Readers(client, n_streams)
@@ -324,17 +329,18 @@ async def measure_way(
         await asyncio.sleep(QUIET_S)
         found.append(await trainer.publish(way))
         await asyncio.sleep(AFTER_S)
-        gaps += await readers.news()
-        told = json.dumps(told_of(found[-1], gaps, _quiet_rate(found, gaps)))
+        news = await readers.news()
+        gaps += news
+        told = json.dumps(told_of(found[-1], news))
         _say(f"{name}: publish {number} of {options.rounds}: {told}")
     row = row_of(found, gaps)
     _say(f"{name}: {json.dumps(row)}")
     return row
 
 
-def told_of(each: Publishing, gaps: Sequence[Gap], quiet_rate: float) -> dict[str, Any]:
-    """Times of one publish in milliseconds, and a ratio if anybody reads."""
-    ratio = _rate_of(each, gaps) / quiet_rate
+def told_of(each: Publishing, gaps: Sequence[Gap]) -> dict[str, Any]:
+    """Times of one publish in milliseconds, and a ratio to the time before it if anybody reads."""
+    ratio = _rate_of(each, gaps) / _quiet_rate([each], gaps)
     seen = {"rate_to_quiet": round(ratio, 3), "gap_ms": _ms(_gap(each, gaps))}
     return {
         "total_ms": _ms(each.total_s),
@@ -401,7 +407,7 @@ def _quiet_rate(found: Sequence[Publishing], gaps: Sequence[Gap]) -> float:
 
 
 def _gap(each: Publishing, gaps: Sequence[Gap]) -> float:
-    return longest_gap(gaps, each.began, each.ended + AFTER_S)
+    return longest_gap(gaps, each.began, each.ended)
 
 
 def _ms(seconds: float) -> float:
@@ -446,6 +452,8 @@ def run(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
     }
     _say(json.dumps(report))
     torch.cuda.empty_cache()  # the engine measures what is free
+    gc.collect()
+    gc.freeze()  # a full collection here would lengthen a publish
     if "collective" in options.ways:
         raw, first = raw_broadcast_s(weights, options.rounds, folder)
         report |= {"raw_broadcast_ms": _ms(raw), "first_raw_broadcast_ms": _ms(first)}
