@@ -10,9 +10,10 @@ import pytest
 import torch
 import transformers
 
+import rolloutbus
 from rolloutbus import Fleet, RolloutClient, WeightPublisher
 from rolloutbus.bus.wire.messages.control import Adapters, ServerFacts
-from rolloutbus.errors import RequestError, SettingsError
+from rolloutbus.errors import BusError, RequestError, SettingsError
 from rolloutbus.launcher.settings import UpOptions
 from rolloutbus.types import FleetStatus
 from tests.integration import lora_steps
@@ -111,6 +112,23 @@ async def test_what_is_no_adapter_is_not_published(
 ) -> None:
     with pytest.raises(SettingsError, match="this is no adapter"):
         await WeightPublisher(client).publish_lora("none", tensors, alpha=4.0)
+
+
+async def test_an_adapter_leaves_the_question_for_the_last_outcome_to_the_model() -> None:
+    good = {"embed.weight": torch.rand(8, 4), "head.weight": torch.rand(4)}
+    factors = {"m.lora_A.weight": torch.rand(2, 4), "m.lora_B.weight": torch.rand(4, 2)}
+    async with (
+        rolloutbus.up(engine="fake", workers=1) as fleet,
+        rolloutbus.connect(fleet.address) as client,
+    ):
+        publisher = WeightPublisher(client)
+        await publisher.publish(good)
+        with pytest.raises(BusError):
+            await publisher.publish({**good, "head.weight": torch.rand(5)})
+        assert await publisher.outcome() == "not_committed"
+        with pytest.raises(BusError):  # this engine takes no adapters
+            await publisher.publish_lora("other", factors, alpha=1.0)
+        assert await publisher.outcome() == "not_committed"
 
 
 async def test_engines_that_are_replaced_have_their_adapters_again(

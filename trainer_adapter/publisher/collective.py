@@ -24,6 +24,7 @@ from rolloutbus.bus.weights.rank_group import (
     END,
     GO,
     GROUP_NAME,
+    MAX_TIMEOUT_MS,
     TIMEOUT,
     WORLD,
     BadReport,
@@ -40,6 +41,7 @@ from rolloutbus.bus.weights.rank_group import (
     why_not,
 )
 from rolloutbus.bus.weights.shm import host_id
+from rolloutbus.bus.wire.errors import SettingsError
 from rolloutbus.bus.wire.messages.weights import Bucket, Offer, Tensor
 from rolloutbus.trainer_adapter.publisher.offering import (
     checksums_of,
@@ -182,9 +184,18 @@ class CollectiveOffering:
             host: address of this host that workers meet at. Neither gloo nor nccl asks who is
                 there or hides what it sends: another one than loopback only on a network where
                 everybody may read the weights.
-            timeout_s: for all to come, and then for all to have it.
+            timeout_s: for all to come, and then for all to have it; at most a day.
             bucket_bytes: size of the pieces.
+
+        Raises:
+            SettingsError: a value is none of these.
         """
+        if not 1 <= timeout_s * 1e3 <= MAX_TIMEOUT_MS:
+            raise SettingsError(f"timeout_s: from 0.001 s to a day, not {timeout_s:g}")
+        if not host:
+            raise SettingsError("host: an address of this host, not nothing")
+        if bucket_bytes < 1:
+            raise SettingsError(f"bucket_bytes: at least 1, not {bucket_bytes}")
         self._backend = backend
         self._host = host
         self._timeout_s = timeout_s

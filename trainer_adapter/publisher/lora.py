@@ -6,6 +6,7 @@ Spec: docs/protocol.md, "More of an engine".
 import asyncio
 import json
 import re
+from collections import deque
 from collections.abc import Mapping
 from dataclasses import replace
 
@@ -16,19 +17,22 @@ from rolloutbus.bus.wire.errors import BusError, Refused, SettingsError
 from rolloutbus.bus.wire.messages.control import Adapters, FleetStatus, LoadLora, Status
 from rolloutbus.bus.wire.messages.endings import Problem
 from rolloutbus.trainer_adapter.client.core.results import FleetResult
-from rolloutbus.trainer_adapter.publisher.publication import Policy, Publication
+from rolloutbus.trainer_adapter.publisher.publication import AssignedVersion, Policy, Publication
 from rolloutbus.trainer_adapter.publisher.tensor_source import (
     HeldTensors,
     Tensors,
     are_held,
     named_tensors,
     renamed,
+    require_tensors,
 )
 from rolloutbus.trainer_adapter.publisher.transfer import PublishedLora, UpdateOptions
 
 CONFIG = "adapter_config.json"
 """PEFT's description of an adapter: in the store, a tensor of bytes."""
 PREFIX = "base_model.model."
+MATRIX = 2
+"""Dimensions of a factor."""
 _FACTOR = re.compile(r"(?:base_model\.model\.)?(.+)\.lora_([AB])(?:\.[^.]+)?\.weight")
 """A factor's name in a state dict; PEFT's models put the adapter's own name before `weight`."""
 
@@ -50,7 +54,9 @@ async def publish_adapter(
         options: the deadline for everything, and whether factors may become all zero.
     """
     described = torch.frombuffer(bytearray(json.dumps(config).encode()), dtype=torch.uint8)
-    stored = replace(policy, name=f"{policy.name}.{name}", dtype=None, offerings={})
+    own_name, own_latest = f"{policy.name}.{name}", deque[AssignedVersion](maxlen=1)
+    # Its numbers are its own: the publisher's last version stays the model's.
+    stored = replace(policy, name=own_name, dtype=None, offerings={}, latest=own_latest)
     publication = Publication(stored, options)
     async with publication:
         await publication.write(HeldTensors({**factors, CONFIG: described}))
@@ -63,12 +69,16 @@ def factors_of(tensors: Tensors) -> dict[str, torch.Tensor]:
     """The adapter's tensors under the names of PEFT's files; others, of the model, are left out.
 
     Raises:
-        SettingsError: there are none, or only one of a pair.
+        SettingsError: there are none, or only one of a pair; or one is no matrix.
     """
+    require_tensors(tensors)
     found: dict[str, torch.Tensor] = {}
     held = tensors if are_held(tensors) else _factors_copied(tensors)
     for name, tensor in named_tensors(held):
         if (parts := _FACTOR.fullmatch(name)) is not None:
+            if tensor.dim() != MATRIX:
+                shape = tuple(tensor.shape)
+                raise SettingsError(f"this is no adapter: factor {name!r} has the shape {shape}")
             found[f"{PREFIX}{parts[1]}.lora_{parts[2]}.weight"] = tensor
     halves = {name for name in found if _other_factor(name) not in found}
     if not found or halves:

@@ -1,5 +1,7 @@
 """A trainer's adapter in PEFT's terms, whatever names its tensors have."""
 
+from typing import Any, cast
+
 import pytest
 import torch
 
@@ -46,12 +48,18 @@ def test_the_description_follows_from_the_factors() -> None:
         {f"{MODULE}.weight": torch.ones(16, 8)},
         {f"{PEFT}.lora_A.weight": A},
         {f"{PEFT}.lora_B.weight": B},
+        {f"{PEFT}.lora_A.weight": torch.tensor(1.0), f"{PEFT}.lora_B.weight": B},
     ],
-    ids=["no factors", "no B", "no A"],
+    ids=["no factors", "no B", "no A", "no matrix"],
 )
 def test_what_has_no_pairs_is_no_adapter(tensors: dict[str, torch.Tensor]) -> None:
     with pytest.raises(SettingsError, match="this is no adapter"):
         factors_of(tensors)
+
+
+def test_what_has_no_tensors_is_no_adapter() -> None:
+    with pytest.raises(SettingsError, match="a module, a state dict or"):
+        factors_of(cast("Any", 5))
 
 
 def test_an_adapter_has_one_rank() -> None:

@@ -13,6 +13,7 @@ import torch.distributed as dist
 from rolloutbus.bus.weights.manifest import lay_out
 from rolloutbus.bus.weights.rank_group import GO, WORLD, RankReport, joined_key, write_report
 from rolloutbus.bus.weights.shm import host_id
+from rolloutbus.bus.wire.errors import SettingsError
 from rolloutbus.trainer_adapter.publisher.collective import CollectiveOffering
 
 LAYOUT = lay_out([("a", "F32", (4,))])
@@ -101,3 +102,21 @@ async def test_an_offer_that_nobody_takes_is_withdrawn_at_once() -> None:
             await offering.close()
         assert offering.problem == "no worker has asked for it"
     offering.forget()
+
+
+@pytest.mark.parametrize(
+    ("settings", "field"),
+    [
+        ({"timeout_s": 0.0}, "timeout_s"),
+        ({"timeout_s": float("inf")}, "timeout_s"),
+        ({"timeout_s": float("nan")}, "timeout_s"),
+        ({"timeout_s": 1e10}, "timeout_s"),
+        ({"host": ""}, "host"),
+        ({"bucket_bytes": 0}, "bucket_bytes"),
+    ],
+)
+def test_settings_that_no_offer_could_be_made_with_are_refused(
+    settings: dict[str, Any], field: str
+) -> None:
+    with pytest.raises(SettingsError, match=field):
+        CollectiveOffering(**settings)
