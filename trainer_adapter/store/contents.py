@@ -40,6 +40,7 @@ class StoreContents:
 
         Raises:
             SettingsError: another store uses the directory, or its ledger is damaged.
+            LedgerUnsure: it is not known what a power cut would leave of the ledger.
         """
         self.ledger = Ledger(directory / LEDGER_FILE)
         self.table = VersionTable()
@@ -67,6 +68,7 @@ class StoreContents:
 
         Raises:
             OSError: the disk is full; `trouble` says so until this succeeds.
+            LedgerUnsure: it is not known what a power cut would leave of the ledger.
         """
         try:
             self._record()

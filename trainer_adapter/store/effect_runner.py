@@ -37,6 +37,7 @@ from rolloutbus.trainer_adapter.store.effects import (
     WriteChunk,
     WriteFiles,
 )
+from rolloutbus.trainer_adapter.store.ledger import LedgerUnsure
 from rolloutbus.trainer_adapter.store.segments import StoreFull
 from rolloutbus.trainer_adapter.store.versions import Asker, DeltaKey, Record, Retired, VersionKey
 
@@ -119,7 +120,7 @@ class EffectRunner:
 
     async def _handle(self, asker: Asker, command: MemberCommand) -> None:
         try:
-            await self._on_disk(self._contents.make_room, self._contents.record_bytes(command))
+            await self._make_room(self._contents.record_bytes(command))
         except OSError:
             self._answer(asker, "failed", problems.unwritable(self._contents.trouble))
             return
@@ -127,7 +128,14 @@ class EffectRunner:
 
     async def _try_make_room(self) -> None:
         with contextlib.suppress(OSError):
-            await self._on_disk(self._contents.make_room)
+            await self._make_room(0)
+
+    async def _make_room(self, size_bytes: int) -> None:
+        try:
+            await self._on_disk(self._contents.make_room, size_bytes)
+        except LedgerUnsure as error:
+            complain(str(error))
+            raise
 
     async def _persist(self, record: Record) -> None:
         try:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import msgspec
 
-from rolloutbus.bus.wire.errors import SettingsError
+from rolloutbus.bus.wire.errors import BusError, SettingsError
 from rolloutbus.trainer_adapter.store.versions import Record
 
 LEDGER_FILE = "versions.ledger"
@@ -23,6 +23,13 @@ SPARE_BYTES = 64 * 1024
 """Of room that is kept for what must be written down whatever happens."""
 _GRAIN_BYTES = 256 * 1024
 """Room is taken in such portions."""
+
+
+class LedgerUnsure(BusError):
+    """The ledger is replaced, but a power cut might bring the old one back.
+
+    Nothing may be decided any more: the store ends, and the next one reads what is there.
+    """
 
 
 class Ledger:
@@ -83,6 +90,7 @@ class Ledger:
 
         Raises:
             OSError: the disk is full; the old file is as it was.
+            LedgerUnsure: the new file is in use, but its name may not be durable.
         """
         content = b"".join(map(_line, records))
         temporary = self.path.with_suffix(".new")
@@ -96,10 +104,14 @@ class Ledger:
             os.close(fd)
             temporary.unlink(missing_ok=True)
             raise
-        sync_directory(self.path.parent)
+        # At once: whatever fails now, the old file has no name any more.
         os.close(self._fd)
         self._fd, self._size_bytes = fd, len(content)
         self._room_bytes = len(content) + _GRAIN_BYTES
+        try:
+            sync_directory(self.path.parent)
+        except OSError as error:
+            raise LedgerUnsure(f"{self.path.parent}: {error.strerror}") from error
 
     def _cut(self) -> None:
         """Put zeros over what was not written whole: it never happened. Its room stays taken."""

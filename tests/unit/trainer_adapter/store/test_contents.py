@@ -1,3 +1,4 @@
+import errno
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -11,6 +12,7 @@ from rolloutbus.bus.weights.side_by_side import first_mismatch
 from rolloutbus.bus.weights.tensor_files import shard_name
 from rolloutbus.bus.wire.messages.weights import Offer
 from rolloutbus.trainer_adapter.store.contents import StoreContents
+from rolloutbus.trainer_adapter.store.ledger import Ledger, LedgerUnsure, sync_directory
 from rolloutbus.trainer_adapter.store.segments import SegmentPool
 from rolloutbus.trainer_adapter.store.versions import Assigned, CommitRecord, Retired, Sealed
 
@@ -197,3 +199,22 @@ def test_a_store_that_starts_on_a_full_disk_serves_what_was_and_says_so(
         host.crash()
     host.start()
     assert (host.held(), host.contents.table.committed) == ([1, 2], {"p": 2})
+
+
+def test_a_store_does_not_start_on_a_ledger_that_a_power_cut_might_undo(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "shm").mkdir()
+    StoreContents(tmp_path, tmp_path / "shm").close()
+    n_synced = 0
+
+    def sync(directory: Path) -> None:
+        nonlocal n_synced
+        n_synced += 1
+        if n_synced > 1:  # the first is before the takeover is written down
+            raise OSError(errno.EIO, "Input/output error")
+        sync_directory(directory)
+
+    monkeypatch.setattr(f"{Ledger.__module__}.sync_directory", sync)
+    with pytest.raises(LedgerUnsure, match="Input/output error"):
+        StoreContents(tmp_path, tmp_path / "shm")

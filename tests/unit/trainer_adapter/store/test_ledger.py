@@ -1,3 +1,5 @@
+import errno
+import os
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -6,7 +8,7 @@ import pytest
 
 from rolloutbus.bus.wire.errors import SettingsError
 from rolloutbus.bus.wire.messages.weights import Tensor
-from rolloutbus.trainer_adapter.store.ledger import Ledger
+from rolloutbus.trainer_adapter.store.ledger import Ledger, LedgerUnsure
 from rolloutbus.trainer_adapter.store.versions import (
     Assigned,
     CommitRecord,
@@ -77,6 +79,26 @@ def test_a_rewritten_ledger_holds_only_the_new_records_and_goes_on(tmp_path: Pat
     again = Ledger(tmp_path / "ledger")
     assert again.records == RECORDS[1:4]
     again.close()
+
+
+def test_a_ledger_whose_new_name_may_not_be_durable_says_so_and_writes_to_no_lost_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ledger = Ledger(tmp_path / "ledger")
+    ledger.append(*RECORDS)
+    monkeypatch.setattr(f"{Ledger.__module__}.sync_directory", broken_disk)
+    with pytest.raises(LedgerUnsure, match="Input/output error"):
+        ledger.rewrite(RECORDS[:1])
+    ledger.append(RECORDS[1])
+    ledger.close()
+    monkeypatch.undo()
+    again = Ledger(tmp_path / "ledger")
+    assert again.records == RECORDS[:2]
+    again.close()
+
+
+def broken_disk(_: Path) -> None:
+    raise OSError(errno.EIO, os.strerror(errno.EIO))
 
 
 def test_two_stores_cannot_share_a_directory(tmp_path: Path) -> None:
