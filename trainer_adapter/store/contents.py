@@ -5,6 +5,7 @@ directory adopts them, so that late workers can still catch up. After a restart 
 shared memory is empty, and the last committed version of each policy is read back from its files.
 """
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
@@ -44,14 +45,15 @@ class StoreContents:
         """
         self.ledger = Ledger(directory / LEDGER_FILE)
         self.table = VersionTable()
-        self.table.restore(self.ledger.records)
+        former_owners: list[str] = []
+        retired: list[VersionKey] = []
+        self.table.restore(_noting(self.ledger.read(), former_owners, retired))
         self.pool = SegmentPool(shm_dir)
         self._dropped: list[VersionKey] = []
         """Versions of the ledger whose bytes are gone."""
         self.files = WeightFiles(Path(disk), self.pool.owner) if disk else None
-        former_owners = [each.owner for each in self.ledger.records if isinstance(each, Opened)]
         if self.files is not None:
-            self._tidy(self.files, former_owners)
+            self._tidy(self.files, former_owners, retired)
         self._adopt_all()
         self.trouble = ""
         """Why nothing can be written to the ledger; empty: it can."""
@@ -166,15 +168,31 @@ class StoreContents:
         if self.files is not None and not is_last:
             self.files.remove(stored.key)
 
-    def _tidy(self, files: WeightFiles, former_owners: list[str]) -> None:
+    def _tidy(
+        self, files: WeightFiles, former_owners: list[str], retired: list[VersionKey]
+    ) -> None:
         """Delete what earlier processes left behind; offer what they wrote."""
         files.sweep(former_owners)
-        for record in self.ledger.records:
-            if isinstance(record, Retired):
-                files.remove((record.policy, record.version))
+        for key in retired:
+            files.remove(key)
         for key in files.taken():
             # Whatever the ledger knows: its directory would be in the way.
             self.table.take_number(*key)
         for stored in self.table.pullable():
             if files.has(stored.key):
                 stored.offers.append(Offer("disk", at=place_of(stored.key)))
+
+
+def _noting(
+    records: Iterator[Record], owners: list[str], retired: list[VersionKey]
+) -> Iterator[Record]:
+    """Pass records on, and add to the lists what is wanted of them beside the table."""
+    for record in records:
+        match record:
+            case Opened(owner):
+                owners.append(owner)
+            case Retired(policy, version):
+                retired.append((policy, version))
+            case _:
+                pass
+        yield record

@@ -8,7 +8,8 @@ the last line are room that was taken beforehand: a full disk shows before anyth
 import fcntl
 import os
 import zlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -23,6 +24,7 @@ SPARE_BYTES = 64 * 1024
 """Of room that is kept for what must be written down whatever happens."""
 _GRAIN_BYTES = 256 * 1024
 """Room is taken in such portions."""
+_BLOCK_BYTES = 1024 * 1024
 
 
 class LedgerUnsure(BusError):
@@ -36,7 +38,7 @@ class Ledger:
     """One file of records, locked by the one store that uses it."""
 
     def __init__(self, path: Path) -> None:
-        """Open or make the file and read it.
+        """Open or make the file and check it.
 
         Raises:
             SettingsError: another store uses it, or it is damaged.
@@ -45,17 +47,34 @@ class Ledger:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._lock_fd = _lock(_lock_of(path))
         try:
-            content = path.read_bytes() if path.exists() else b""
-            self.records, n_good = _read(path, content)
-            """Everything written so far, by this and earlier processes."""
+            n_good = _whole_bytes(path) if path.exists() else 0
         except SettingsError:
             os.close(self._lock_fd)
             raise
         self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        self._size_bytes, self._room_bytes = n_good, len(content)
+        self._size_bytes, self._room_bytes = n_good, os.fstat(self._fd).st_size
         """Of the records, and of the file."""
         self._cut()
         sync_directory(path.parent)
+
+    def read(self) -> Iterator[Record]:
+        """Everything written so far, by this and earlier processes; one record at a time.
+
+        Most of it is history, of more bytes than a process should hold.
+
+        Raises:
+            SettingsError: it was damaged since it was opened.
+        """
+        n_read = 0
+        with self.path.open("rb") as file:
+            for number, line in enumerate(file, start=1):
+                if n_read >= self._size_bytes:
+                    return
+                text = _text(line)
+                if text is None:
+                    raise _damaged(self.path, number)
+                n_read += len(line)
+                yield msgspec.json.decode(text, type=Record)
 
     def append(self, *records: Record) -> None:
         """Write records; returns when they would survive a power cut.
@@ -153,31 +172,33 @@ def _line(record: Record) -> bytes:
     return b"%08x %b\n" % (zlib.crc32(text), text)
 
 
-def _read(path: Path, content: bytes) -> tuple[list[Record], int]:
-    """The records, and how many bytes hold them; a torn last line is left out."""
-    records: list[Record] = []
+def _whole_bytes(path: Path) -> int:
+    """How many bytes hold the records; a torn last line is left out."""
     n_good = 0
-    content = content.rstrip(b"\0")
-    for number, line in enumerate(content.splitlines(keepends=True), start=1):
-        record = _parse(line)
-        if record is None:
-            if n_good + len(line) == len(content):
+    with path.open("rb") as file:
+        for number, line in enumerate(file, start=1):
+            if _text(line) is None:
+                rest = iter(partial(file.read, _BLOCK_BYTES), b"")
+                if any(block.strip(b"\0") for block in rest):
+                    raise _damaged(path, number)
                 break
-            raise SettingsError(
-                f"{path} is damaged at line {number}: restore it from a backup, or point the store "
-                "at an empty directory and restart the workers"
-            )
-        records.append(record)
-        n_good += len(line)
-    return records, n_good
+            n_good += len(line)
+    return n_good
 
 
-def _parse(line: bytes) -> Record | None:
-    """The record of a whole, undamaged line."""
+def _damaged(path: Path, number: int) -> SettingsError:
+    return SettingsError(
+        f"{path} is damaged at line {number}: restore it from a backup, or point the store "
+        "at an empty directory and restart the workers"
+    )
+
+
+def _text(line: bytes) -> bytes | None:
+    """The JSON of a whole, undamaged line."""
     text = line[_CRC_DIGITS + 1 : -1]
     if not line.endswith(b"\n") or line[: _CRC_DIGITS + 1] != b"%08x " % zlib.crc32(text):
         return None
-    return msgspec.json.decode(text, type=Record)
+    return text
 
 
 def _write_all(fd: int, content: bytes, offset: int) -> None:

@@ -1,4 +1,5 @@
 import errno
+import tracemalloc
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -218,3 +219,22 @@ def test_a_store_does_not_start_on_a_ledger_that_a_power_cut_might_undo(
     monkeypatch.setattr(f"{Ledger.__module__}.sync_directory", sync)
     with pytest.raises(LedgerUnsure, match="Input/output error"):
         StoreContents(tmp_path, tmp_path / "shm")
+
+
+def test_a_start_takes_no_more_memory_than_the_versions_that_are_left(host: Host) -> None:
+    ledger = host.contents.ledger
+    layout = lay_out([(f"model.layers.{place}.weight", "F32", (16,)) for place in range(2000)])
+    for version in range(1, 101):
+        ledger.append(Assigned("p", version), Sealed("p", version, "segment", layout))
+        ledger.append(CommitRecord("p", version), Retired("p", version))
+    size_bytes = ledger.path.stat().st_size
+    host.crash()
+    tracemalloc.start()
+    try:
+        contents = host.start()
+        held_bytes, peak_bytes = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert contents.table.assigned == {"p": 100}
+    assert peak_bytes < size_bytes / 4
+    assert held_bytes < size_bytes / 40
