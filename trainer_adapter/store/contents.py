@@ -13,7 +13,7 @@ import msgspec
 from rolloutbus.bus.actor.process import warn
 from rolloutbus.bus.weights.shm import SHM_DIR, SegmentGone
 from rolloutbus.bus.weights.side_by_side import first_mismatch
-from rolloutbus.bus.wire.errors import BusError
+from rolloutbus.bus.wire.errors import BusError, SettingsError
 from rolloutbus.bus.wire.messages.weights import Offer, ReserveVersion, RestoreVersion, SealVersion
 from rolloutbus.trainer_adapter.store.files import WeightFiles, place_of
 from rolloutbus.trainer_adapter.store.ledger import LEDGER_FILE, Ledger
@@ -81,6 +81,30 @@ class StoreContents:
         if self.trouble:
             self.trouble = ""
             warn("there is room for the record of weight versions again: they can be published")
+
+    def shorten(self) -> None:
+        """Leave out of a long ledger what became of no meaning, as the next store would.
+
+        Made of what is written down, not of the table, which may be ahead of that: records that
+        are appended later mean the same after it.
+
+        Raises:
+            LedgerUnsure: it is not known what a power cut would leave of the ledger.
+        """
+        if self._taken_over or not self.ledger.is_long:
+            return
+        owners: list[str] = []
+        retired: list[VersionKey] = []
+        table = VersionTable()
+        try:
+            table.restore(_noting(self.ledger.read(), owners, retired))
+            # Their files may still be there: the next store deletes them.
+            gone = retired if self.files is not None else []
+            kept = [*map(Opened, owners), *(Retired(*key) for key in gone), *table.snapshot()]
+            self.ledger.rewrite(kept)
+        except (OSError, SettingsError) as error:
+            self.ledger.put_off()
+            warn(f"{self.ledger.path} stays as long as it is: {error}")
 
     def record_bytes(self, command: msgspec.Struct) -> int:
         """At least the size of what a command has written down."""

@@ -25,6 +25,8 @@ SPARE_BYTES = 64 * 1024
 _GRAIN_BYTES = 256 * 1024
 """Room is taken in such portions."""
 _BLOCK_BYTES = 1024 * 1024
+GROWTH_BYTES = 16 * 1024 * 1024
+"""By which a ledger is longer than twice what it was, when it is to be shortened."""
 
 
 class LedgerUnsure(BusError):
@@ -54,6 +56,7 @@ class Ledger:
         self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         self._size_bytes, self._room_bytes = n_good, os.fstat(self._fd).st_size
         """Of the records, and of the file."""
+        self._long_bytes = GROWTH_BYTES
         self._cut()
         sync_directory(path.parent)
 
@@ -75,6 +78,15 @@ class Ledger:
                     raise _damaged(self.path, number)
                 n_read += len(line)
                 yield msgspec.json.decode(text, type=Record)
+
+    @property
+    def is_long(self) -> bool:
+        """Whether most of it may be history: see `rewrite`."""
+        return self._size_bytes > self._long_bytes
+
+    def put_off(self) -> None:
+        """It cannot be shortened: it is not long until it has grown again."""
+        self._long_bytes = self._size_bytes + GROWTH_BYTES
 
     def append(self, *records: Record) -> None:
         """Write records; returns when they would survive a power cut.
@@ -105,18 +117,20 @@ class Ledger:
             self._room_bytes += portion
 
     def rewrite(self, records: Iterable[Record]) -> None:
-        """Replace the whole file by these records, all or nothing, with room for more.
+        """Replace the whole file by these records, all or nothing, with as much room for more.
 
         Raises:
             OSError: the disk is full; the old file is as it was.
             LedgerUnsure: the new file is in use, but its name may not be durable.
         """
         content = b"".join(map(_line, records))
+        # What was decided and is not written down yet counts on the room that was made for it.
+        spare_bytes = max(_GRAIN_BYTES, self._room_bytes - self._size_bytes)
         temporary = self.path.with_suffix(".new")
         fd = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
         try:
             _write_all(fd, content, 0)
-            os.posix_fallocate(fd, len(content), _GRAIN_BYTES)
+            os.posix_fallocate(fd, len(content), spare_bytes)
             os.fsync(fd)
             temporary.rename(self.path)
         except OSError:
@@ -126,7 +140,8 @@ class Ledger:
         # At once: whatever fails now, the old file has no name any more.
         os.close(self._fd)
         self._fd, self._size_bytes = fd, len(content)
-        self._room_bytes = len(content) + _GRAIN_BYTES
+        self._room_bytes = len(content) + spare_bytes
+        self._long_bytes = 2 * len(content) + GROWTH_BYTES
         try:
             sync_directory(self.path.parent)
         except OSError as error:
