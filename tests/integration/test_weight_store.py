@@ -135,6 +135,23 @@ async def test_a_killed_store_comes_back_with_its_versions(tmp_path: Path, seed:
         assert (await publisher.publish(model, deadline_s=DEADLINE_S)).version == 2
 
 
+async def test_a_store_whose_segments_others_delete_goes_on_and_keeps_its_versions(
+    tmp_path: Path, seed: int
+) -> None:
+    async with store_harness(tmp_path, keep_committed=1) as harness:
+        publisher = WeightPublisher(harness)
+        await publisher.publish(TiedModel(seed), deadline_s=DEADLINE_S)
+        owner = (await segment_of(harness, 1)).split("-")[1]
+        for version in (2, 3, 4):
+            published = await publisher.publish(TiedModel(seed + version), deadline_s=DEADLINE_S)
+            assert published.version == version
+            for path in SHM_DIR.glob(f"rolloutbus-{owner}-*"):
+                path.unlink()
+        last = TiedModel(seed + 4)
+        got = await pull_elsewhere(harness, 4, specs_of(last), "tcp")
+        assert got["digests"] == digests_of(last)
+
+
 async def test_a_stopped_store_leaves_no_shared_memory_and_keeps_its_numbers(
     tmp_path: Path, seed: int
 ) -> None:

@@ -149,10 +149,13 @@ class IncomingWeights:
         began = time.monotonic()
         member = self._member(name)
         plan = plan_of(bucket.forms, bucket.packed_bytes)
-        async with _turn_in(member):
+        away = "who asked for a bucket went away before"
+        async with _its_turn(member.turn, member.group, f"{away} its turn"):
             await self._require_bearable(member, plan.order.size_bytes)
             content = await member.group.receive(plan.order, timeout_s)
-            async with self._turn(member.policy):
+            # Rank 0 has sent it, and will not again: without it no version can be.
+            waiting = f"{away} it was added to the version"
+            async with _its_turn(self._turn(member.policy), member.group, waiting):
                 if self._joined.get(name) is not member or member.group.problem:
                     message = f"group {name!r} was left, or lost, before its bucket had its turn"
                     raise Refused(bad_request("group_name", message))
@@ -290,18 +293,23 @@ class IncomingWeights:
 
 
 @asynccontextmanager
-async def _turn_in(member: _Membership) -> AsyncGenerator[None]:
-    """Buckets come in one after another, in the order in which rank 0 sends them."""
+async def _its_turn(
+    lock: asyncio.Lock, group: JoinedGroup, if_cancelled: str
+) -> AsyncGenerator[None]:
+    """One bucket after another, in the order in which rank 0 sends them.
+
+    Who is cancelled while it waits ends the group, with this reason: rank 0 sends the bucket all
+    the same, so the next one would take its bytes, or the version would lack them.
+    """
     try:
-        await member.turn.acquire()
+        await lock.acquire()
     except asyncio.CancelledError:
-        # Rank 0 sends it all the same: the next one would take its bytes.
-        await member.group.end("who asked for a bucket went away before its turn")
+        await group.end(if_cancelled)
         raise
     try:
         yield
     finally:
-        member.turn.release()
+        lock.release()
 
 
 def _progress(policy: str, update: _Update, published: Published | None = None) -> Progress:

@@ -95,6 +95,10 @@ class JoinedGroup:
             os.ftruncate(fd, order.size_bytes)
             bucket = torch.frombuffer(mmap.mmap(fd, order.size_bytes), dtype=torch.uint8)
             socket.send_fds(self._memories, [b"."], [fd])
+        except ConnectionError:  # it has died, and nobody has heard of that yet
+            await self.end("its process is gone")
+            self.require_joined()
+            raise
         finally:
             os.close(fd)
         assert self._process.stdin is not None

@@ -5,6 +5,7 @@ directory adopts them, so that late workers can still catch up. After a restart 
 shared memory is empty, and the last committed version of each policy is read back from its files.
 """
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
@@ -12,7 +13,7 @@ import msgspec
 from rolloutbus.bus.actor.process import warn
 from rolloutbus.bus.weights.shm import SHM_DIR, SegmentGone
 from rolloutbus.bus.weights.side_by_side import first_mismatch
-from rolloutbus.bus.wire.errors import BusError
+from rolloutbus.bus.wire.errors import BusError, SettingsError
 from rolloutbus.bus.wire.messages.weights import Offer, ReserveVersion, RestoreVersion, SealVersion
 from rolloutbus.trainer_adapter.store.files import WeightFiles, place_of
 from rolloutbus.trainer_adapter.store.ledger import LEDGER_FILE, Ledger
@@ -40,17 +41,19 @@ class StoreContents:
 
         Raises:
             SettingsError: another store uses the directory, or its ledger is damaged.
+            LedgerUnsure: it is not known what a power cut would leave of the ledger.
         """
         self.ledger = Ledger(directory / LEDGER_FILE)
         self.table = VersionTable()
-        self.table.restore(self.ledger.records)
+        former_owners: list[str] = []
+        retired: list[VersionKey] = []
+        self.table.restore(_noting(self.ledger.read(), former_owners, retired))
         self.pool = SegmentPool(shm_dir)
         self._dropped: list[VersionKey] = []
         """Versions of the ledger whose bytes are gone."""
         self.files = WeightFiles(Path(disk), self.pool.owner) if disk else None
-        former_owners = [each.owner for each in self.ledger.records if isinstance(each, Opened)]
         if self.files is not None:
-            self._tidy(self.files, former_owners)
+            self._tidy(self.files, former_owners, retired)
         self._adopt_all()
         self.trouble = ""
         """Why nothing can be written to the ledger; empty: it can."""
@@ -67,6 +70,7 @@ class StoreContents:
 
         Raises:
             OSError: the disk is full; `trouble` says so until this succeeds.
+            LedgerUnsure: it is not known what a power cut would leave of the ledger.
         """
         try:
             self._record()
@@ -77,6 +81,30 @@ class StoreContents:
         if self.trouble:
             self.trouble = ""
             warn("there is room for the record of weight versions again: they can be published")
+
+    def shorten(self) -> None:
+        """Leave out of a long ledger what became of no meaning, as the next store would.
+
+        Made of what is written down, not of the table, which may be ahead of that: records that
+        are appended later mean the same after it.
+
+        Raises:
+            LedgerUnsure: it is not known what a power cut would leave of the ledger.
+        """
+        if self._taken_over or not self.ledger.is_long:
+            return
+        owners: list[str] = []
+        retired: list[VersionKey] = []
+        table = VersionTable()
+        try:
+            table.restore(_noting(self.ledger.read(), owners, retired))
+            # Their files may still be there: the next store deletes them.
+            gone = retired if self.files is not None else []
+            kept = [*map(Opened, owners), *(Retired(*key) for key in gone), *table.snapshot()]
+            self.ledger.rewrite(kept)
+        except (OSError, SettingsError) as error:
+            self.ledger.put_off()
+            warn(f"{self.ledger.path} stays as long as it is: {error}")
 
     def record_bytes(self, command: msgspec.Struct) -> int:
         """At least the size of what a command has written down."""
@@ -164,15 +192,31 @@ class StoreContents:
         if self.files is not None and not is_last:
             self.files.remove(stored.key)
 
-    def _tidy(self, files: WeightFiles, former_owners: list[str]) -> None:
+    def _tidy(
+        self, files: WeightFiles, former_owners: list[str], retired: list[VersionKey]
+    ) -> None:
         """Delete what earlier processes left behind; offer what they wrote."""
         files.sweep(former_owners)
-        for record in self.ledger.records:
-            if isinstance(record, Retired):
-                files.remove((record.policy, record.version))
+        for key in retired:
+            files.remove(key)
         for key in files.taken():
             # Whatever the ledger knows: its directory would be in the way.
             self.table.take_number(*key)
         for stored in self.table.pullable():
             if files.has(stored.key):
                 stored.offers.append(Offer("disk", at=place_of(stored.key)))
+
+
+def _noting(
+    records: Iterator[Record], owners: list[str], retired: list[VersionKey]
+) -> Iterator[Record]:
+    """Pass records on, and add to the lists what is wanted of them beside the table."""
+    for record in records:
+        match record:
+            case Opened(owner):
+                owners.append(owner)
+            case Retired(policy, version):
+                retired.append((policy, version))
+            case _:
+                pass
+        yield record

@@ -37,6 +37,7 @@ from rolloutbus.trainer_adapter.store.effects import (
     WriteChunk,
     WriteFiles,
 )
+from rolloutbus.trainer_adapter.store.ledger import LedgerUnsure
 from rolloutbus.trainer_adapter.store.segments import StoreFull
 from rolloutbus.trainer_adapter.store.versions import Asker, DeltaKey, Record, Retired, VersionKey
 
@@ -105,8 +106,10 @@ class EffectRunner:
         self._files.shutdown(cancel_futures=True)
 
     def collect(self) -> None:
-        """Look after segments that readers have let go."""
+        """Look after segments that readers have let go, and after the length of the ledger."""
         self._begin(self._on_disk(self._contents.pool.collect))
+        if self._contents.ledger.is_long:
+            self._begin(self._rewriting(self._contents.shorten))
         if self._contents.trouble:
             self._begin(self._try_make_room())
 
@@ -119,7 +122,8 @@ class EffectRunner:
 
     async def _handle(self, asker: Asker, command: MemberCommand) -> None:
         try:
-            await self._on_disk(self._contents.make_room, self._contents.record_bytes(command))
+            size_bytes = self._contents.record_bytes(command)
+            await self._rewriting(self._contents.make_room, size_bytes)
         except OSError:
             self._answer(asker, "failed", problems.unwritable(self._contents.trouble))
             return
@@ -127,7 +131,15 @@ class EffectRunner:
 
     async def _try_make_room(self) -> None:
         with contextlib.suppress(OSError):
-            await self._on_disk(self._contents.make_room)
+            await self._rewriting(self._contents.make_room)
+
+    async def _rewriting(self, call: Callable[..., None], *args: object) -> None:
+        """Have the disk's thread do what may replace the ledger."""
+        try:
+            await self._on_disk(call, *args)
+        except LedgerUnsure as error:
+            complain(str(error))
+            raise
 
     async def _persist(self, record: Record) -> None:
         try:

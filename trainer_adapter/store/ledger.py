@@ -8,12 +8,13 @@ the last line are room that was taken beforehand: a full disk shows before anyth
 import fcntl
 import os
 import zlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from functools import partial
 from pathlib import Path
 
 import msgspec
 
-from rolloutbus.bus.wire.errors import SettingsError
+from rolloutbus.bus.wire.errors import BusError, SettingsError
 from rolloutbus.trainer_adapter.store.versions import Record
 
 LEDGER_FILE = "versions.ledger"
@@ -23,13 +24,23 @@ SPARE_BYTES = 64 * 1024
 """Of room that is kept for what must be written down whatever happens."""
 _GRAIN_BYTES = 256 * 1024
 """Room is taken in such portions."""
+_BLOCK_BYTES = 1024 * 1024
+GROWTH_BYTES = 16 * 1024 * 1024
+"""By which a ledger is longer than twice what it was, when it is to be shortened."""
+
+
+class LedgerUnsure(BusError):
+    """The ledger is replaced, but a power cut might bring the old one back.
+
+    Nothing may be decided any more: the store ends, and the next one reads what is there.
+    """
 
 
 class Ledger:
     """One file of records, locked by the one store that uses it."""
 
     def __init__(self, path: Path) -> None:
-        """Open or make the file and read it.
+        """Open or make the file and check it.
 
         Raises:
             SettingsError: another store uses it, or it is damaged.
@@ -38,17 +49,44 @@ class Ledger:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._lock_fd = _lock(_lock_of(path))
         try:
-            content = path.read_bytes() if path.exists() else b""
-            self.records, n_good = _read(path, content)
-            """Everything written so far, by this and earlier processes."""
+            n_good = _whole_bytes(path) if path.exists() else 0
         except SettingsError:
             os.close(self._lock_fd)
             raise
         self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        self._size_bytes, self._room_bytes = n_good, len(content)
+        self._size_bytes, self._room_bytes = n_good, os.fstat(self._fd).st_size
         """Of the records, and of the file."""
+        self._long_bytes = GROWTH_BYTES
         self._cut()
         sync_directory(path.parent)
+
+    def read(self) -> Iterator[Record]:
+        """Everything written so far, by this and earlier processes; one record at a time.
+
+        Most of it is history, of more bytes than a process should hold.
+
+        Raises:
+            SettingsError: it was damaged since it was opened.
+        """
+        n_read = 0
+        with self.path.open("rb") as file:
+            for number, line in enumerate(file, start=1):
+                if n_read >= self._size_bytes:
+                    return
+                text = _text(line)
+                if text is None:
+                    raise _damaged(self.path, number)
+                n_read += len(line)
+                yield msgspec.json.decode(text, type=Record)
+
+    @property
+    def is_long(self) -> bool:
+        """Whether most of it may be history: see `rewrite`."""
+        return self._size_bytes > self._long_bytes
+
+    def put_off(self) -> None:
+        """It cannot be shortened: it is not long until it has grown again."""
+        self._long_bytes = self._size_bytes + GROWTH_BYTES
 
     def append(self, *records: Record) -> None:
         """Write records; returns when they would survive a power cut.
@@ -79,27 +117,35 @@ class Ledger:
             self._room_bytes += portion
 
     def rewrite(self, records: Iterable[Record]) -> None:
-        """Replace the whole file by these records, all or nothing, with room for more.
+        """Replace the whole file by these records, all or nothing, with as much room for more.
 
         Raises:
             OSError: the disk is full; the old file is as it was.
+            LedgerUnsure: the new file is in use, but its name may not be durable.
         """
         content = b"".join(map(_line, records))
+        # What was decided and is not written down yet counts on the room that was made for it.
+        spare_bytes = max(_GRAIN_BYTES, self._room_bytes - self._size_bytes)
         temporary = self.path.with_suffix(".new")
         fd = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
         try:
             _write_all(fd, content, 0)
-            os.posix_fallocate(fd, len(content), _GRAIN_BYTES)
+            os.posix_fallocate(fd, len(content), spare_bytes)
             os.fsync(fd)
             temporary.rename(self.path)
         except OSError:
             os.close(fd)
             temporary.unlink(missing_ok=True)
             raise
-        sync_directory(self.path.parent)
+        # At once: whatever fails now, the old file has no name any more.
         os.close(self._fd)
         self._fd, self._size_bytes = fd, len(content)
-        self._room_bytes = len(content) + _GRAIN_BYTES
+        self._room_bytes = len(content) + spare_bytes
+        self._long_bytes = 2 * len(content) + GROWTH_BYTES
+        try:
+            sync_directory(self.path.parent)
+        except OSError as error:
+            raise LedgerUnsure(f"{self.path.parent}: {error.strerror}") from error
 
     def _cut(self) -> None:
         """Put zeros over what was not written whole: it never happened. Its room stays taken."""
@@ -141,31 +187,33 @@ def _line(record: Record) -> bytes:
     return b"%08x %b\n" % (zlib.crc32(text), text)
 
 
-def _read(path: Path, content: bytes) -> tuple[list[Record], int]:
-    """The records, and how many bytes hold them; a torn last line is left out."""
-    records: list[Record] = []
+def _whole_bytes(path: Path) -> int:
+    """How many bytes hold the records; a torn last line is left out."""
     n_good = 0
-    content = content.rstrip(b"\0")
-    for number, line in enumerate(content.splitlines(keepends=True), start=1):
-        record = _parse(line)
-        if record is None:
-            if n_good + len(line) == len(content):
+    with path.open("rb") as file:
+        for number, line in enumerate(file, start=1):
+            if _text(line) is None:
+                rest = iter(partial(file.read, _BLOCK_BYTES), b"")
+                if any(block.strip(b"\0") for block in rest):
+                    raise _damaged(path, number)
                 break
-            raise SettingsError(
-                f"{path} is damaged at line {number}: restore it from a backup, or point the store "
-                "at an empty directory and restart the workers"
-            )
-        records.append(record)
-        n_good += len(line)
-    return records, n_good
+            n_good += len(line)
+    return n_good
 
 
-def _parse(line: bytes) -> Record | None:
-    """The record of a whole, undamaged line."""
+def _damaged(path: Path, number: int) -> SettingsError:
+    return SettingsError(
+        f"{path} is damaged at line {number}: restore it from a backup, or point the store "
+        "at an empty directory and restart the workers"
+    )
+
+
+def _text(line: bytes) -> bytes | None:
+    """The JSON of a whole, undamaged line."""
     text = line[_CRC_DIGITS + 1 : -1]
     if not line.endswith(b"\n") or line[: _CRC_DIGITS + 1] != b"%08x " % zlib.crc32(text):
         return None
-    return msgspec.json.decode(text, type=Record)
+    return text
 
 
 def _write_all(fd: int, content: bytes, offset: int) -> None:

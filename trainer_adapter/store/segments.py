@@ -16,8 +16,9 @@ from pathlib import Path
 
 import numpy as np
 
+from rolloutbus.bus.actor.process import warn
 from rolloutbus.bus.weights.manifest import Bytes
-from rolloutbus.bus.weights.shm import SHM_DIR, open_segment
+from rolloutbus.bus.weights.shm import SHM_DIR, SegmentGone, open_segment
 
 GRAIN_BYTES = 4 * 1024 * 1024
 """Segment sizes are multiples of this, so that slightly different versions share segments."""
@@ -71,8 +72,13 @@ class SegmentPool:
         Raises:
             StoreFull: there is no room.
         """
-        self.collect()
-        segment = self._reuse(size_bytes) or self._make(size_bytes)
+        try:
+            self.collect()
+            segment = self._reuse(size_bytes) or self._make(size_bytes)
+        except StoreFull:
+            raise
+        except OSError as error:  # whatever it is: this version cannot be, the others go on
+            raise StoreFull(f"{self._directory}: {error}") from error
         self._used[segment.name] = segment
         return segment.name
 
@@ -102,12 +108,17 @@ class SegmentPool:
         Called every few seconds, it also shows sweeps that this store lived until now.
         """
         os.utime(self._lock_fd)
+        self._drop_deleted()
         for segment in list(self._retired):
             if _try_lock(segment.fd):
-                # Renamed at once: a name stands for one version's bytes for ever.
-                self._rename(segment)
                 self._retired.remove(segment)
-                self._free.append(segment)
+                try:
+                    # Renamed at once: a name stands for one version's bytes for ever.
+                    self._rename(segment)
+                except SegmentGone:
+                    self._drop(segment)
+                else:
+                    self._free.append(segment)
         while len(self._free) > SPARE_SEGMENTS:
             self._unlink(self._free.pop(0))
 
@@ -126,13 +137,12 @@ class SegmentPool:
         try:
             segment = self._ahead = self._ahead or self._begin(size_bytes)
             self._grow(segment, AHEAD_BYTES)
+            if segment.n_made < segment.size_bytes:
+                return True
+            self._free.append(self._complete(segment))
         except OSError:  # others were faster: the next version is told if there is no room then
-            self._ahead = None
-            return False
-        if segment.n_made < segment.size_bytes:
-            return True
+            pass
         self._ahead = None
-        self._free.append(_map(segment.name, segment.fd))
         return False
 
     def adopt(self, name: str, size_bytes: int) -> str:
@@ -142,7 +152,11 @@ class SegmentPool:
             SegmentGone: it is not there any more.
         """
         segment = _map(name, open_segment(self._directory, name, size_bytes, os.O_RDWR))
-        self._rename(segment)
+        try:
+            self._rename(segment)
+        except SegmentGone:
+            os.close(segment.fd)
+            raise
         self._used[segment.name] = segment
         return segment.name
 
@@ -171,7 +185,7 @@ class SegmentPool:
         else:
             unfinished = self._begin(size_bytes)
         self._grow(unfinished, unfinished.size_bytes)
-        return _map(unfinished.name, unfinished.fd)
+        return self._complete(unfinished)
 
     def _begin(self, size_bytes: int) -> _Unfinished:
         """A segment without pages.
@@ -209,6 +223,37 @@ class SegmentPool:
             raise StoreFull(f"{self._directory}: {error.strerror}") from error
         segment.n_made += n_bytes
 
+    def _complete(self, segment: _Unfinished) -> _Segment:
+        """The segment, all of whose pages are there.
+
+        Raises:
+            StoreFull: it cannot be mapped; nothing of it is left.
+        """
+        try:
+            return _map(segment.name, segment.fd)
+        except OSError as error:
+            self._unlink(segment)
+            raise StoreFull(f"{self._directory}: {error.strerror}") from error
+
+    def _drop_deleted(self) -> None:
+        """Let go of segments that others have deleted: no writer could open them."""
+        for segment in [each for each in self._free if not self._is_there(each)]:
+            self._free.remove(segment)
+            self._drop(segment)
+        if self._ahead is not None and not self._is_there(self._ahead):
+            self._drop(self._ahead)
+            self._ahead = None
+
+    def _drop(self, segment: _Segment | _Unfinished) -> None:
+        warn(
+            f"somebody deleted {self._directory / segment.name}, which is this store's: its memory "
+            "is not used again"
+        )
+        self._unlink(segment)
+
+    def _is_there(self, segment: _Segment | _Unfinished) -> bool:
+        return (self._directory / segment.name).exists()
+
     def _drop_ahead(self) -> None:
         if self._ahead is not None:
             self._unlink(self._ahead)
@@ -219,8 +264,16 @@ class SegmentPool:
         return usage.f_bavail * usage.f_frsize >= size_bytes + HEADROOM_BYTES
 
     def _rename(self, segment: _Segment) -> None:
+        """Give it a new name.
+
+        Raises:
+            SegmentGone: others have deleted it.
+        """
         name = self._new_name()
-        (self._directory / segment.name).rename(self._directory / name)
+        try:
+            (self._directory / segment.name).rename(self._directory / name)
+        except FileNotFoundError as error:
+            raise SegmentGone(f"segment {segment.name} was deleted") from error
         segment.name = name
 
     def _new_name(self) -> str:

@@ -60,3 +60,5 @@ class StoreSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             )
         if self.keep_committed < 1 or self.keep_sealed < 1:
             raise SettingsError("keep_committed and keep_sealed must be at least 1")
+        if not (self.reservation_s > 0 and self.pull_grace_s > 0):  # NaN is not, either
+            raise SettingsError("reservation_s and pull_grace_s must be more than 0 seconds")

@@ -1,3 +1,5 @@
+import errno
+import tracemalloc
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -11,6 +13,12 @@ from rolloutbus.bus.weights.side_by_side import first_mismatch
 from rolloutbus.bus.weights.tensor_files import shard_name
 from rolloutbus.bus.wire.messages.weights import Offer
 from rolloutbus.trainer_adapter.store.contents import StoreContents
+from rolloutbus.trainer_adapter.store.ledger import (
+    GROWTH_BYTES,
+    Ledger,
+    LedgerUnsure,
+    sync_directory,
+)
 from rolloutbus.trainer_adapter.store.segments import SegmentPool
 from rolloutbus.trainer_adapter.store.versions import Assigned, CommitRecord, Retired, Sealed
 
@@ -197,3 +205,119 @@ def test_a_store_that_starts_on_a_full_disk_serves_what_was_and_says_so(
         host.crash()
     host.start()
     assert (host.held(), host.contents.table.committed) == ([1, 2], {"p": 2})
+
+
+def test_a_store_does_not_start_on_a_ledger_that_a_power_cut_might_undo(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "shm").mkdir()
+    StoreContents(tmp_path, tmp_path / "shm").close()
+    n_synced = 0
+
+    def sync(directory: Path) -> None:
+        nonlocal n_synced
+        n_synced += 1
+        if n_synced > 1:  # the first is before the takeover is written down
+            raise OSError(errno.EIO, "Input/output error")
+        sync_directory(directory)
+
+    monkeypatch.setattr(f"{Ledger.__module__}.sync_directory", sync)
+    with pytest.raises(LedgerUnsure, match="Input/output error"):
+        StoreContents(tmp_path, tmp_path / "shm")
+
+
+def test_a_start_takes_no_more_memory_than_the_versions_that_are_left(host: Host) -> None:
+    ledger = host.contents.ledger
+    layout = lay_out([(f"model.layers.{place}.weight", "F32", (16,)) for place in range(2000)])
+    for version in range(1, 101):
+        ledger.append(Assigned("p", version), Sealed("p", version, "segment", layout))
+        ledger.append(CommitRecord("p", version), Retired("p", version))
+    size_bytes = ledger.path.stat().st_size
+    host.crash()
+    tracemalloc.start()
+    try:
+        contents = host.start()
+        held_bytes, peak_bytes = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert contents.table.assigned == {"p": 100}
+    assert peak_bytes < size_bytes / 4
+    assert held_bytes < size_bytes / 40
+
+
+def grow(host: Host, version: int, seed: int) -> int:
+    """Versions that come and go, until the ledger is long; returns the last."""
+    ledger = host.contents.ledger
+    layout = lay_out([(f"model.layers.{place}.weight", "F32", (16,)) for place in range(20_000)])
+    while not ledger.is_long:
+        version += 1
+        ledger.append(Assigned("p", version), Sealed("p", version, "segment", layout))
+        ledger.append(CommitRecord("p", version, tag=version), Retired("p", version))
+    host.publish(version + 1, seed)
+    return version + 1
+
+
+def test_a_long_ledger_is_shortened_while_the_store_lives_and_means_the_same(
+    host: Host, seed: int
+) -> None:
+    host.publish(1, seed)
+    path = host.contents.ledger.path
+    last = grow(host, 1, seed)
+    long_bytes = path.stat().st_size
+    host.contents.shorten()
+    assert path.stat().st_size < long_bytes / 10
+    host.publish(last + 1, seed)
+    host.contents.ledger.append(Retired("p", 1))
+    host.crash()
+    contents = host.start()
+    assert host.held() == [last, last + 1]
+    assert contents.table.assigned == contents.table.committed == {"p": last + 1}
+    assert contents.table.history == {"p": [*range(1, last + 2)]}
+    assert contents.table.tags == {"p": [(version, version) for version in range(2, last)]}
+    # Of what was retired, no files are left behind.
+    assert sorted(int(each.name) for each in (host.disk / "p").iterdir()) == [last, last + 1]
+
+
+def test_files_of_a_version_that_was_retired_before_the_ledger_was_shortened_are_deleted(
+    host: Host, seed: int
+) -> None:
+    host.publish(1, seed)
+    host.contents.ledger.append(Retired("p", 1))
+    last = grow(host, 1, seed)
+    host.contents.shorten()
+    host.crash()
+    host.start()
+    assert [int(each.name) for each in (host.disk / "p").iterdir()] == [last]
+
+
+def test_a_ledger_that_cannot_be_shortened_stays_as_it_is_and_goes_on(
+    host: Host,
+    seed: int,
+    full_disk: Callable[..., AbstractContextManager[None]],
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    ledger = host.contents.ledger
+    last = grow(host, 0, seed)
+    with full_disk():
+        host.contents.shorten()
+    assert "stays as long as it is" in capsys.readouterr().err
+    assert not ledger.is_long  # it is not tried again at once
+    host.publish(last + 1, seed)
+    host.crash()
+    host.start()
+    assert host.held() == [last, last + 1]
+
+
+def test_room_that_was_made_is_there_after_the_ledger_was_shortened(
+    host: Host, seed: int, full_disk: Callable[..., AbstractContextManager[None]]
+) -> None:
+    last = grow(host, 0, seed)
+    contents, ledger = host.contents, host.contents.ledger
+    contents.make_room(GROWTH_BYTES)
+    contents.shorten()
+    layout = lay_out([(f"model.layers.{place}.weight", "F32", (16,)) for place in range(20_000)])
+    with full_disk(ledger.path.stat().st_size):
+        for version in range(last + 1, last + 8):
+            ledger.append(Assigned("p", version), Sealed("p", version, "segment", layout))
+    host.crash()
+    assert host.start().table.assigned == {"p": last + 7}

@@ -1,3 +1,5 @@
+import errno
+import os
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -6,7 +8,7 @@ import pytest
 
 from rolloutbus.bus.wire.errors import SettingsError
 from rolloutbus.bus.wire.messages.weights import Tensor
-from rolloutbus.trainer_adapter.store.ledger import Ledger
+from rolloutbus.trainer_adapter.store.ledger import Ledger, LedgerUnsure
 from rolloutbus.trainer_adapter.store.versions import (
     Assigned,
     CommitRecord,
@@ -38,7 +40,7 @@ def test_records_come_back_as_they_were_appended(tmp_path: Path) -> None:
     _write(path, RECORDS[:2])
     _write(path, RECORDS[2:])
     ledger = Ledger(path)
-    assert ledger.records == RECORDS
+    assert [*ledger.read()] == RECORDS
     ledger.close()
     assert path.stat().st_mode & 0o777 == 0o600
 
@@ -51,11 +53,11 @@ def test_a_tail_torn_at_any_byte_never_happened_and_is_written_over(tmp_path: Pa
         path.write_bytes(whole[:n_bytes])
         n_whole = sum(end <= n_bytes for end in ends)
         ledger = Ledger(path)
-        assert ledger.records == RECORDS[:n_whole]
+        assert [*ledger.read()] == RECORDS[:n_whole]
         ledger.append(Assigned("other", 9))
         ledger.close()
         again = Ledger(path)
-        assert again.records == [*RECORDS[:n_whole], Assigned("other", 9)]
+        assert [*again.read()] == [*RECORDS[:n_whole], Assigned("other", 9)]
         again.close()
 
 
@@ -75,8 +77,28 @@ def test_a_rewritten_ledger_holds_only_the_new_records_and_goes_on(tmp_path: Pat
     ledger.append(RECORDS[3])
     ledger.close()
     again = Ledger(tmp_path / "ledger")
-    assert again.records == RECORDS[1:4]
+    assert [*again.read()] == RECORDS[1:4]
     again.close()
+
+
+def test_a_ledger_whose_new_name_may_not_be_durable_says_so_and_writes_to_no_lost_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ledger = Ledger(tmp_path / "ledger")
+    ledger.append(*RECORDS)
+    monkeypatch.setattr(f"{Ledger.__module__}.sync_directory", broken_disk)
+    with pytest.raises(LedgerUnsure, match="Input/output error"):
+        ledger.rewrite(RECORDS[:1])
+    ledger.append(RECORDS[1])
+    ledger.close()
+    monkeypatch.undo()
+    again = Ledger(tmp_path / "ledger")
+    assert [*again.read()] == RECORDS[:2]
+    again.close()
+
+
+def broken_disk(_: Path) -> None:
+    raise OSError(errno.EIO, os.strerror(errno.EIO))
 
 
 def test_two_stores_cannot_share_a_directory(tmp_path: Path) -> None:
@@ -101,7 +123,7 @@ def test_an_append_that_fails_leaves_nothing_and_room_that_was_taken_is_there(
             ledger.append(RECORDS[2])  # ten bytes of it were written
     ledger.close()
     ledger = Ledger(path)
-    assert ledger.records == RECORDS[:2]
+    assert [*ledger.read()] == RECORDS[:2]
     ledger.make_room(1000)
     with full_disk(path.stat().st_size):
         ledger.append(RECORDS[2])
@@ -110,8 +132,8 @@ def test_an_append_that_fails_leaves_nothing_and_room_that_was_taken_is_there(
         ledger.append(*RECORDS[3:])
     ledger.close()
     ledger = Ledger(path)
-    assert ledger.records == RECORDS
+    assert [*ledger.read()] == RECORDS
     ledger.rewrite(RECORDS[:1])
     ledger.append(RECORDS[1])
     ledger.close()
-    assert Ledger(path).records == RECORDS[:2]
+    assert [*Ledger(path).read()] == RECORDS[:2]

@@ -1,4 +1,5 @@
 import resource
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -206,6 +207,43 @@ def test_more_than_fits_is_refused_and_leaves_nothing(pool: SegmentPool, tmp_pat
     with pytest.raises(StoreFull):
         pool.take(1 << 60)
     assert sorted(tmp_path.iterdir()) == before
+
+
+def test_a_segment_that_others_delete_is_dropped_and_the_pool_goes_on(
+    pool: SegmentPool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    name = _fill(pool, 1)
+    (tmp_path / name).unlink()
+    n_before = len([*Path("/proc/self/fd").iterdir()])
+    pool.retire(name, is_reusable=True)
+    assert f"somebody deleted {tmp_path / name}" in capsys.readouterr().err
+    assert len([*Path("/proc/self/fd").iterdir()]) == n_before - 2  # its own, its map's
+    new = pool.take(100)
+    SegmentWriter(tmp_path).content(new, 100)[:] = 7
+    assert pool.content(new)[:100].tolist() == [7] * 100
+
+
+def test_a_free_segment_that_others_delete_is_not_given_to_a_writer(
+    pool: SegmentPool, tmp_path: Path
+) -> None:
+    pool.retire(_fill(pool, 1), is_reusable=True)
+    assert pool.make_ahead(2 * AHEAD_BYTES)
+    for path in tmp_path.glob("rolloutbus-*-*"):
+        path.unlink()
+    for size_bytes in (100, 2 * AHEAD_BYTES):
+        name = pool.take(size_bytes)
+        SegmentWriter(tmp_path).content(name, size_bytes)[:] = 7
+        assert pool.content(name)[:100].tolist() == [7] * 100
+
+
+def test_where_no_segment_can_be_made_at_all_the_pool_says_that_it_is_full(tmp_path: Path) -> None:
+    directory = tmp_path / "shm"
+    directory.mkdir()
+    pool = SegmentPool(directory)
+    shutil.rmtree(directory)
+    with pytest.raises(StoreFull, match="No such file or directory"):
+        pool.take(100)
+    pool.close()
 
 
 _DYING_STORE = """
