@@ -170,6 +170,19 @@ async def test_an_error_that_is_kept_keeps_no_memory_of_the_version(tmp_path: Pa
         assert deleted_segments() <= others
 
 
+@pytest.mark.timeout(60)  # the loop that would not end is the test's own
+async def test_an_error_that_is_its_own_cause_leaves_its_block_at_once(
+    tmp_path: Path, seed: int
+) -> None:
+    own = ValueError("of the trainer")
+    async with store_harness(tmp_path) as harness:
+        publisher = WeightPublisher(harness)
+        with pytest.raises(ValueError, match="of the trainer"):
+            async with publisher.begin(deadline_s=DEADLINE_S):
+                raise own from own
+        await publisher.publish(weights(seed), deadline_s=DEADLINE_S)
+
+
 async def test_a_store_that_leaves_while_it_verifies_leaves_nothing_behind(tmp_path: Path) -> None:
     n_bytes = 512 << 20  # are read for a while
     layout = lay_out([("w0", "U8", (n_bytes,))])

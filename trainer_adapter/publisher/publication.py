@@ -530,7 +530,9 @@ def _let_go(error: BaseException | None) -> None:
 
     Whoever keeps the error, or has Python keep it until it looks for cycles, would keep that, too.
     """
-    while error is not None:
+    seen: set[int] = set()
+    while error is not None and id(error) not in seen:  # `raise e from e` makes a cycle
+        seen.add(id(error))
         for frame, _ in traceback.walk_tb(error.__traceback__):
             if frame.f_globals.get("__package__") == __package__:
                 with contextlib.suppress(RuntimeError):  # it is running
