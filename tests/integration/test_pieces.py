@@ -4,15 +4,18 @@
 # torch's stubs leave parameters untyped.
 
 import asyncio
+import time
 import weakref
 from collections.abc import Awaitable, Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 
-from rolloutbus.bus.wire.errors import LocalProtocolError, Refused
+from rolloutbus.bus.wire.errors import DeadlineExceeded, LocalProtocolError, Refused
+from rolloutbus.trainer_adapter.publisher import publication
 from rolloutbus.trainer_adapter.publisher.publisher import PublisherUpdate, WeightPublisher
 from rolloutbus.trainer_adapter.publisher.tensor_source import Layout
 from rolloutbus.trainer_adapter.publisher.weight_writer import WeightWriter
@@ -194,6 +197,28 @@ async def test_what_is_not_as_announced_is_refused_and_nothing_is_published(
         assert told in str(caught.value)
         assert harness.updates.published == []
         await publisher.publish(model, deadline_s=DEADLINE_S)  # the next one is not held up
+
+
+async def test_a_block_that_ends_after_its_deadline_publishes_nothing(
+    tmp_path: Path, seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = weights(seed)
+    async with store_harness(tmp_path) as harness:
+        publisher = WeightPublisher(harness)
+
+        async def publish_late() -> None:
+            async with publisher.begin(deadline_s=DEADLINE_S) as update:
+                await update.put_all(model)
+                late = time.monotonic() + 2 * DEADLINE_S
+                monkeypatch.setattr(publication, "time", SimpleNamespace(monotonic=lambda: late))
+
+        with pytest.raises(DeadlineExceeded, match="nothing was published") as caught:
+            await publish_late()
+        monkeypatch.undo()
+        assert caught.value.outcome == "not_started"
+        assert harness.updates.published == []
+        assert harness.asked[-1] == "settle_version"
+        await publisher.publish(model, deadline_s=DEADLINE_S)
 
 
 async def test_a_put_without_a_layout_says_what_is_missing(tmp_path: Path, seed: int) -> None:

@@ -244,6 +244,12 @@ class Publication:
         Raises:
             As `WeightPublisher.publish`.
         """
+        if time.monotonic() >= self._deadline_at:  # a block of `begin` may end at any time
+            raise DeadlineExceeded(
+                f"the deadline of {self._options.deadline_s:g} s passed before the version was "
+                "published; nothing was published: give a later deadline_s",
+                outcome="not_started",
+            )
         self.require_own_fleet()
         router = self._policy.client.connection.upstream.router
         # The router passes on where a group meets, and only while it is this router.
