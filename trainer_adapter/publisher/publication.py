@@ -134,6 +134,8 @@ class Policy:
     """Transport -> who offers it."""
     latest: deque[AssignedVersion] = field(default_factory=lambda: deque[AssignedVersion](maxlen=1))
     """The version that a store assigned last."""
+    settling: set[asyncio.Task[None]] = field(default_factory=set[asyncio.Task[None]])
+    """Of versions whose numbers came after the end of their publications."""
 
 
 class Publication:
@@ -331,24 +333,49 @@ class Publication:
 
     async def _settle(self) -> bool | None:
         """Gives the bytes back unless committed; returns whether it is, or None if unknown."""
-        if self._is_settled or self._taking is None:
+        taking = self._taking
+        if self._is_settled or taking is None:
             return None
         self._is_settled = True
-        store = self._policy.client.ref(STORE)
         try:
             async with asyncio.timeout(SETTLE_S):
-                version = (await asyncio.shield(self._taking)).version
-                self.require_own_fleet()  # or another publisher's version of that number is settled
-                body = SettleVersion(self._policy.name, version)
-                result = await store.ask_for(FleetResult, body, deadline_s=SETTLE_S)
-                is_committed = result.only(Settled).is_committed
+                is_committed = await self._decided((await asyncio.shield(taking)).version)
                 if is_committed:
                     self._on_commit()
                 return is_committed
         except (BusError, TimeoutError):
             return None  # the store gives it up by itself, once the router reports that we are gone
         finally:
+            if not taking.done():  # a store may take seconds to find room
+                taking.add_done_callback(self._settle_late)
             self._policy.writer.tidy()
+
+    async def _decided(self, version: int) -> bool:
+        """Has the store decide whether the version is committed; its bytes are given back if not.
+
+        Raises:
+            BusError: it has not.
+        """
+        self.require_own_fleet()  # or another publisher's version of that number is settled
+        body = SettleVersion(self._policy.name, version)
+        store = self._policy.client.ref(STORE)
+        result = await store.ask_for(FleetResult, body, deadline_s=SETTLE_S)
+        return result.only(Settled).is_committed
+
+    def _settle_late(self, taking: asyncio.Future[Reserved | VersionRestored]) -> None:
+        """Gives back what the store has reserved for a publication that ended before it answered.
+
+        Otherwise the memory would be taken until the store gives it up by itself, minutes later.
+        """
+        if taking.cancelled() or taking.exception() is not None:
+            return
+        settling = asyncio.create_task(self._given_back(taking.result().version))
+        self._policy.settling.add(settling)
+        settling.add_done_callback(self._policy.settling.discard)
+
+    async def _given_back(self, version: int) -> None:
+        with contextlib.suppress(BusError):  # as in `_settle`
+            await self._decided(version)
 
     def require_own_fleet(self) -> None:
         """Checks that the present fleet is the one that numbered this version.
@@ -526,7 +553,8 @@ class Publication:
             except OtherFleet:
                 raise
             except PeerLost:
-                if n_tries == STORE_TRIES:
+                # After the deadline nobody is left who wants what another try would bring.
+                if n_tries == STORE_TRIES or time.monotonic() >= self._deadline_at:
                     raise
                 n_tries += 1
 
