@@ -177,12 +177,7 @@ class Publication:
     async def __aexit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
         self.log.copied.set()
         _let_go(error)
-        if self._early is not None:
-            self._early.close()
-        async with AsyncExitStack() as closing:
-            closing.push_async_callback(self._settle)
-            for offering in self._offerings:
-                closing.push_async_callback(offering.close)
+        await self._give_back()
 
     @property
     def left_s(self) -> float:
@@ -190,7 +185,7 @@ class Publication:
         return max(0.01, self._deadline_at - time.monotonic())
 
     async def write(self, source: TensorSource) -> None:
-        """Copy all tensors into the store and seal them there.
+        """Copy all tensors into the store and seal them there; again, if it has failed before.
 
         Raises:
             RequestError: the store has no room, or the tensors are not sound.
@@ -331,6 +326,22 @@ class Publication:
         unknown.version = self.version
         return unknown
 
+    async def _give_back(self) -> None:
+        """Ends what a version keeps here and in the store."""
+        if self._early is not None:
+            self._early.close()
+        async with AsyncExitStack() as closing:
+            closing.push_async_callback(self._settle)
+            for offering in self._offerings:
+                closing.push_async_callback(offering.close)
+
+    async def _begin_again(self) -> None:
+        """Gives back what a write took that has failed; the next one gets another number."""
+        await self._give_back()
+        self._early = self._taking = None
+        self._offerings, self._offers = [], []
+        self._is_settled = False
+
     async def _settle(self) -> bool | None:
         """Gives the bytes back unless committed; returns whether it is, or None if unknown."""
         taking = self._taking
@@ -411,6 +422,8 @@ class Publication:
 
     async def _write(self, source: TensorSource) -> None:
         policy = self._policy
+        if self._taking is not None:
+            await self._begin_again()
         if isinstance(source, StreamedTensors) and not source.has_layout:
             self.log.enter("copying")
             watch = CopyWatch()

@@ -88,6 +88,7 @@ class PublisherUpdate:
         self._rename = rename
         planned = planned_tensors(layout, rename)
         self._pieces = Pieces(publication, planned) if planned else None
+        self._is_putting_all = False
         self.write_s = 0.0
         """Seconds of copying and sealing so far."""
         self.published: Published | None = None
@@ -144,6 +145,8 @@ class PublisherUpdate:
     async def put_all(self, tensors: Publishable, *, layout: Layout | None = None) -> int:
         """Copy all tensors into the store; afterwards they may change. Returns the version.
 
+        One that has failed may be tried again in the same block, such as with a repaired tensor.
+
         Args:
             tensors: as of `WeightPublisher.publish`.
             layout: as of `WeightPublisher.publish`.
@@ -156,11 +159,15 @@ class PublisherUpdate:
         began = time.monotonic()
         source = source_of(tensors, self._rename, layout)
         try:
-            if self.version or self._pieces is not None:
+            if self.version or self._pieces is not None or self._is_putting_all:
                 raise LocalProtocolError(
                     "an update takes its tensors in one put_all, or by `put` with begin(layout=…)"
                 )
-            await self._publication.write(source)
+            self._is_putting_all = True
+            try:
+                await self._publication.write(source)
+            finally:
+                self._is_putting_all = False
         finally:
             await asyncio.to_thread(source.give_up)
         self.write_s += time.monotonic() - began
