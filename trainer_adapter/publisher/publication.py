@@ -23,6 +23,7 @@ from rolloutbus.bus.wire.errors import (
     BusError,
     DeadlineExceeded,
     EngineFailed,
+    LocalProtocolError,
     OtherFleet,
     OutcomeUnknown,
     PeerLost,
@@ -164,6 +165,10 @@ class Publication:
         self._early: EarlyVerification | None = None
         self._is_settled = False
         """It is committed, or the store was asked to decide against it."""
+        self._is_over = False
+        """Its block was left: what still runs of it may neither reserve nor write."""
+        self._steps: dict[asyncio.Future[None], asyncio.Timeout] = {}
+        """The end of each step of the writing that runs, and what stops it."""
         self._gpu: torch.device | None = None
         """That tensors came from."""
         self._on_commit: Callable[[], None] = lambda: None
@@ -175,9 +180,13 @@ class Publication:
         return self
 
     async def __aexit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
+        self._is_over = True
         self.log.copied.set()
         _let_go(error)
-        await self._give_back()
+        try:
+            await self._stop_steps()
+        finally:
+            await self._give_back()
 
     @property
     def left_s(self) -> float:
@@ -200,12 +209,16 @@ class Publication:
         """A step of the writing, within the deadline, with its errors told as a caller knows them.
 
         Raises:
-            As `write`.
+            As `write`. LocalProtocolError: the block of the update has ended.
         """
+        self._require_open()
+        end = asyncio.get_running_loop().create_future()
         try:
-            async with asyncio.timeout(self.left_s):
+            async with asyncio.timeout(self.left_s) as limit:
+                self._steps[end] = limit
                 yield
         except TimeoutError as error:
+            self._require_open()
             latest = self.log.latest
             raise DeadlineExceeded(
                 f"the deadline passed while the weights were written: {latest.copied_bytes} of "
@@ -222,6 +235,9 @@ class Publication:
                 "publish again",
                 outcome="not_started",
             ) from error
+        finally:
+            self._steps.pop(end, None)
+            end.set_result(None)
 
     async def restore(self, version: int) -> None:
         """Take the content of a version that the store still keeps instead of tensors.
@@ -335,6 +351,20 @@ class Publication:
             for offering in self._offerings:
                 closing.push_async_callback(offering.close)
 
+    async def _stop_steps(self) -> None:
+        """Stops what is still written, and waits for its end: the memory is another's after that.
+
+        A task that outlives its block may write, as those of a `gather` that has failed do.
+        """
+        for limit in self._steps.values():
+            if not limit.expired():
+                limit.reschedule(0.0)
+        await ended(asyncio.gather(*self._steps))
+
+    def _require_open(self) -> None:
+        if self._is_over:
+            raise LocalProtocolError("the block of this update has ended: it takes no other tensor")
+
     async def _begin_again(self) -> None:
         """Gives back what a write took that has failed; the next one gets another number."""
         await self._give_back()
@@ -354,11 +384,15 @@ class Publication:
                 if is_committed:
                     self._on_commit()
                 return is_committed
-        except (BusError, TimeoutError):
+        except BusError:
             return None  # the store gives it up by itself, once the router reports that we are gone
+        except TimeoutError:
+            taking.add_done_callback(self._settle_late)  # a store may take seconds to find room
+            return None
+        except asyncio.CancelledError:
+            taking.add_done_callback(self._settle_late)  # whoever waits may be cancelled twice
+            raise
         finally:
-            if not taking.done():  # a store may take seconds to find room
-                taking.add_done_callback(self._settle_late)
             self._policy.writer.tidy()
 
     async def _decided(self, version: int) -> bool:
@@ -374,7 +408,7 @@ class Publication:
         return result.only(Settled).is_committed
 
     def _settle_late(self, taking: asyncio.Future[Reserved | VersionRestored]) -> None:
-        """Gives back what the store has reserved for a publication that ended before it answered.
+        """Gives back what the store has reserved for a publication that has ended.
 
         Otherwise the memory would be taken until the store gives it up by itself, minutes later.
         """
@@ -454,7 +488,12 @@ class Publication:
         )
 
     async def reserve(self, layout: list[Tensor]) -> Reserved:
-        """Have the store give a number, and room for these tensors."""
+        """Have the store give a number, and room for these tensors.
+
+        Raises:
+            As `writing`.
+        """
+        self._require_open()
         self.log.enter("copying", size_bytes=total_bytes(layout))
         body = ReserveVersion(self._policy.name, layout, self._options.version)
         reserved = await self._take(Reserved, body)
@@ -462,7 +501,12 @@ class Publication:
         return reserved
 
     def early(self, reserved: Reserved, layout: list[Tensor]) -> EarlyVerification:
-        """What tells the store of what is written, until this publication ends."""
+        """What tells the store of what is written, until this publication ends.
+
+        Raises:
+            LocalProtocolError: it has ended.
+        """
+        self._require_open()
         store, policy = self._policy.client.ref(STORE), self._policy.name
 
         async def tell(numbers: list[int], digests: list[int]) -> None:

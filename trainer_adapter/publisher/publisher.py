@@ -417,7 +417,7 @@ class WeightPublisher:
 
         Inside stands `await update.put_all(tensors)`, or, with a layout, `await update.put(name,
         tensor)` for each tensor. Leaving the block by an error publishes nothing, nor does a block
-        without a layout in which nothing was put.
+        without a layout in which nothing was put. A `put` that still runs then is stopped.
 
         Args:
             layout: (name, dtype, shape) of every tensor that will be put, in any order: the
