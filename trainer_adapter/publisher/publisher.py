@@ -13,7 +13,6 @@ import torch
 
 from rolloutbus.bus.strict_calls import Described, strict
 from rolloutbus.bus.wire.errors import (
-    BusError,
     DeadlineExceeded,
     LocalProtocolError,
     Refused,
@@ -317,7 +316,7 @@ class WeightPublisher:
         source = source_of(tensors, self._rename, layout)
         try:
             publication = Publication(self._policy, UpdateOptions(**options))
-        except BusError:
+        except BaseException:  # such as an interrupt: other ranks wait for this one's word
             source.give_up()
             raise
 
@@ -477,9 +476,13 @@ async def _attended(handle: WeightTransferHandle) -> Published:
         raise
 
 
+Source = HeldTensors | StreamedTensors | ShardedSource
+"""What tensors are read from; whoever made it has it read, or gives it up."""
+
+
 def source_of(
     tensors: Publishable, rename: Rename | None = None, layout: Layout | None = None
-) -> HeldTensors | StreamedTensors | ShardedSource:
+) -> Source:
     """What is read of them; a source stays what it is.
 
     Raises:
