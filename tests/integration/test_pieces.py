@@ -4,18 +4,24 @@
 # torch's stubs leave parameters untyped.
 
 import asyncio
+import contextlib
+import threading
+import time
 import weakref
 from collections.abc import Awaitable, Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 
-from rolloutbus.bus.wire.errors import LocalProtocolError, Refused
+from rolloutbus.bus.weights.manifest import Bytes
+from rolloutbus.bus.wire.errors import DeadlineExceeded, LocalProtocolError, Refused
+from rolloutbus.trainer_adapter.publisher import pieces, publication
 from rolloutbus.trainer_adapter.publisher.publisher import PublisherUpdate, WeightPublisher
 from rolloutbus.trainer_adapter.publisher.tensor_source import Layout
-from rolloutbus.trainer_adapter.publisher.weight_writer import WeightWriter
+from rolloutbus.trainer_adapter.publisher.weight_writer import Judgement, WeightWriter
 from tests.integration.live_fleet import DEADLINE_S
 from tests.integration.store_harness import store_harness
 from tests.integration.test_publishing import Weights, digests_of, weights
@@ -25,6 +31,14 @@ pytestmark = [pytest.mark.integration, pytest.mark.timeout(240)]
 
 def layout_of(tensors: Weights, prefix: str = "") -> Layout:
     return [(prefix + name, each.dtype, tuple(each.shape)) for name, each in tensors.items()]
+
+
+class _OwnError(Exception):
+    """The trainer's own, which ends its block while a put runs."""
+
+    def __init__(self, putting: asyncio.Task[None]) -> None:
+        super().__init__()
+        self.putting = putting
 
 
 @pytest.mark.parametrize("push", ["shm", "tcp"])
@@ -194,6 +208,90 @@ async def test_what_is_not_as_announced_is_refused_and_nothing_is_published(
         assert told in str(caught.value)
         assert harness.updates.published == []
         await publisher.publish(model, deadline_s=DEADLINE_S)  # the next one is not held up
+
+
+async def test_a_block_that_ends_after_its_deadline_publishes_nothing(
+    tmp_path: Path, seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = weights(seed)
+    async with store_harness(tmp_path) as harness:
+        publisher = WeightPublisher(harness)
+
+        async def publish_late() -> None:
+            async with publisher.begin(deadline_s=DEADLINE_S) as update:
+                await update.put_all(model)
+                late = time.monotonic() + 2 * DEADLINE_S
+                monkeypatch.setattr(publication, "time", SimpleNamespace(monotonic=lambda: late))
+
+        with pytest.raises(DeadlineExceeded, match="nothing was published") as caught:
+            await publish_late()
+        monkeypatch.undo()
+        assert caught.value.outcome == "not_started"
+        assert harness.updates.published == []
+        assert harness.asked[-1] == "settle_version"
+        await publisher.publish(model, deadline_s=DEADLINE_S)
+
+
+async def test_a_put_that_outlives_its_block_reserves_nothing(tmp_path: Path, seed: int) -> None:
+    model = weights(seed)
+    async with store_harness(tmp_path) as harness:
+        publisher = WeightPublisher(harness)
+
+        async def left_after(n_turns: int) -> None:
+            async with publisher.begin(layout=layout_of(model), deadline_s=DEADLINE_S) as update:
+                putting = asyncio.create_task(update.put("w0", model["w0"]))
+                for _ in range(n_turns):
+                    await asyncio.sleep(0)
+                with contextlib.suppress(Refused):  # as that of a `gather` whose first put failed
+                    await update.put("typo", model["w0"])
+                raise _OwnError(putting)
+
+        for n_turns in range(8):
+            n_asked = len(harness.asked)
+            with pytest.raises(_OwnError) as caught:
+                await left_after(n_turns)
+            with pytest.raises(LocalProtocolError, match="the block of this update has ended"):
+                await caught.value.putting
+            # What it may have reserved by then is given back.
+            assert harness.asked[n_asked:] in ([], ["reserve_version", "settle_version"])
+        await publisher.publish(model, deadline_s=DEADLINE_S)
+
+
+async def test_a_block_is_left_only_when_none_of_its_puts_writes_any_more(
+    tmp_path: Path, seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The place that it writes to is the next version's then."""
+    model = weights(seed)
+    begun, go = threading.Event(), threading.Event()
+    copied: list[Judgement] = []
+    put_now = pieces.put
+
+    def put_late(target: Bytes, dtype: torch.dtype, source: torch.Tensor) -> Judgement:
+        begun.set()
+        assert go.wait(DEADLINE_S)
+        copied.append(put_now(target, dtype, source))
+        return copied[-1]
+
+    monkeypatch.setattr(pieces, "put", put_late)
+    async with store_harness(tmp_path) as harness:
+        publisher = WeightPublisher(harness, writer=WeightWriter(may_map=False))
+
+        async def left() -> None:
+            async with publisher.begin(layout=layout_of(model), deadline_s=DEADLINE_S) as update:
+                putting = asyncio.create_task(update.put("w0", model["w0"]))
+                assert await asyncio.to_thread(begun.wait, DEADLINE_S)
+                asyncio.get_running_loop().call_later(0.2, go.set)
+                raise _OwnError(putting)
+
+        with pytest.raises(_OwnError) as caught:
+            await left()
+        assert len(copied) == 1
+        with pytest.raises(LocalProtocolError, match="the block of this update has ended"):
+            await caught.value.putting
+        assert harness.asked == ["reserve_version", "settle_version"]
+        monkeypatch.undo()
+        published = await publisher.publish(model, deadline_s=DEADLINE_S)
+        assert await harness.digests_kept(published.version) == digests_of(model)
 
 
 async def test_a_put_without_a_layout_says_what_is_missing(tmp_path: Path, seed: int) -> None:

@@ -20,6 +20,7 @@ from rolloutbus.bus.weights.manifest import bytes_of, checksum, digest_of, lay_o
 from rolloutbus.bus.weights.shm import SHM_DIR, SegmentWriter
 from rolloutbus.bus.wire.errors import (
     DeadlineExceeded,
+    LocalProtocolError,
     PeerLost,
     Refused,
     RequestCancelled,
@@ -40,6 +41,7 @@ from rolloutbus.bus.wire.messages.weights import (
 from rolloutbus.trainer_adapter.client.core.results import FleetCommandFailed, FleetResult
 from rolloutbus.trainer_adapter.publisher import early_verification
 from rolloutbus.trainer_adapter.publisher.collective import CollectiveOffering
+from rolloutbus.trainer_adapter.publisher.early_verification import EarlyVerification, Tell
 from rolloutbus.trainer_adapter.publisher.publisher import WeightPublisher
 from rolloutbus.trainer_adapter.publisher.tensor_source import HeldTensors, Layout
 from rolloutbus.trainer_adapter.publisher.transfer import TransferProgress, WeightTransferHandle
@@ -170,6 +172,19 @@ async def test_an_error_that_is_kept_keeps_no_memory_of_the_version(tmp_path: Pa
         assert deleted_segments() <= others
 
 
+@pytest.mark.timeout(60)  # the loop that would not end is the test's own
+async def test_an_error_that_is_its_own_cause_leaves_its_block_at_once(
+    tmp_path: Path, seed: int
+) -> None:
+    own = ValueError("of the trainer")
+    async with store_harness(tmp_path) as harness:
+        publisher = WeightPublisher(harness)
+        with pytest.raises(ValueError, match="of the trainer"):
+            async with publisher.begin(deadline_s=DEADLINE_S):
+                raise own from own
+        await publisher.publish(weights(seed), deadline_s=DEADLINE_S)
+
+
 async def test_a_store_that_leaves_while_it_verifies_leaves_nothing_behind(tmp_path: Path) -> None:
     n_bytes = 512 << 20  # are read for a while
     layout = lay_out([("w0", "U8", (n_bytes,))])
@@ -290,6 +305,59 @@ async def test_a_refused_or_cancelled_version_gives_its_memory_back_at_once(
         slow.go.set()
         assert await cancelling
         assert taken() == before
+
+
+async def test_a_refused_model_may_be_repaired_and_put_again_in_the_same_block(
+    tmp_path: Path, seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[int] = []
+    closed: list[int] = []
+    made, close = EarlyVerification.__init__, EarlyVerification.close
+
+    def noted(early: EarlyVerification, layout: list[Tensor], tell: Tell) -> None:
+        told.append(id(early))
+        made(early, layout, tell)
+
+    def noted_close(early: EarlyVerification) -> None:
+        closed.append(id(early))
+        close(early)
+
+    monkeypatch.setattr(EarlyVerification, "__init__", noted)
+    monkeypatch.setattr(EarlyVerification, "close", noted_close)
+    model = weights(seed)
+    broken = {**model, "w3": torch.full((64, 32), torch.nan)}
+    async with store_harness(tmp_path) as harness:
+        publisher = WeightPublisher(harness)
+        publisher.offer("collective", CollectiveOffering())
+        async with publisher.begin(transport="collective", deadline_s=DEADLINE_S) as update:
+            for _ in range(2):
+                with pytest.raises(Refused, match="NaN"):
+                    await update.put_all(broken)
+            version = await update.put_all(model)
+        assert update.published is not None
+        assert update.published.version == version
+        assert await harness.digests_kept(version) == digests_of(model)
+        # Each of the others is given back before the next one is asked for.
+        steps = [each for each in harness.asked if each != "verify_tensors"]
+        again = ["reserve_version", "settle_version"]
+        assert steps[:6] == [*again, *again, "reserve_version", "seal_version"]
+        assert len(told) == 3
+        assert set(told) == set(closed)
+        [offer] = harness.updates.published[-1].offers
+        assert offer.transport == "collective"
+
+
+async def test_two_models_at_once_are_not_taken_in_one_block(tmp_path: Path, seed: int) -> None:
+    model = weights(seed)
+    async with store_harness(tmp_path) as harness:
+        async with WeightPublisher(harness).begin(deadline_s=DEADLINE_S) as update:
+            first = asyncio.create_task(update.put_all(model))
+            await asyncio.sleep(0)  # it begins
+            with pytest.raises(LocalProtocolError, match="in one put_all"):
+                await update.put_all({"w": torch.zeros(1)})
+            assert await first == 1
+        assert await harness.digests_kept(1) == digests_of(model)
+        assert harness.asked.count("reserve_version") == 1
 
 
 async def test_a_version_of_unknown_outcome_is_settled_for_good(tmp_path: Path, seed: int) -> None:

@@ -23,6 +23,7 @@ from rolloutbus.bus.wire.errors import (
     BusError,
     DeadlineExceeded,
     EngineFailed,
+    LocalProtocolError,
     OtherFleet,
     OutcomeUnknown,
     PeerLost,
@@ -134,6 +135,8 @@ class Policy:
     """Transport -> who offers it."""
     latest: deque[AssignedVersion] = field(default_factory=lambda: deque[AssignedVersion](maxlen=1))
     """The version that a store assigned last."""
+    settling: set[asyncio.Task[None]] = field(default_factory=set[asyncio.Task[None]])
+    """Of versions whose numbers came after the end of their publications."""
 
 
 class Publication:
@@ -162,6 +165,10 @@ class Publication:
         self._early: EarlyVerification | None = None
         self._is_settled = False
         """It is committed, or the store was asked to decide against it."""
+        self._is_over = False
+        """Its block was left: what still runs of it may neither reserve nor write."""
+        self._steps: dict[asyncio.Future[None], asyncio.Timeout] = {}
+        """The end of each step of the writing that runs, and what stops it."""
         self._gpu: torch.device | None = None
         """That tensors came from."""
         self._on_commit: Callable[[], None] = lambda: None
@@ -173,14 +180,13 @@ class Publication:
         return self
 
     async def __aexit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
+        self._is_over = True
         self.log.copied.set()
         _let_go(error)
-        if self._early is not None:
-            self._early.close()
-        async with AsyncExitStack() as closing:
-            closing.push_async_callback(self._settle)
-            for offering in self._offerings:
-                closing.push_async_callback(offering.close)
+        try:
+            await self._stop_steps()
+        finally:
+            await self._give_back()
 
     @property
     def left_s(self) -> float:
@@ -188,7 +194,7 @@ class Publication:
         return max(0.01, self._deadline_at - time.monotonic())
 
     async def write(self, source: TensorSource) -> None:
-        """Copy all tensors into the store and seal them there.
+        """Copy all tensors into the store and seal them there; again, if it has failed before.
 
         Raises:
             RequestError: the store has no room, or the tensors are not sound.
@@ -203,12 +209,16 @@ class Publication:
         """A step of the writing, within the deadline, with its errors told as a caller knows them.
 
         Raises:
-            As `write`.
+            As `write`. LocalProtocolError: the block of the update has ended.
         """
+        self._require_open()
+        end = asyncio.get_running_loop().create_future()
         try:
-            async with asyncio.timeout(self.left_s):
+            async with asyncio.timeout(self.left_s) as limit:
+                self._steps[end] = limit
                 yield
         except TimeoutError as error:
+            self._require_open()
             latest = self.log.latest
             raise DeadlineExceeded(
                 f"the deadline passed while the weights were written: {latest.copied_bytes} of "
@@ -225,6 +235,9 @@ class Publication:
                 "publish again",
                 outcome="not_started",
             ) from error
+        finally:
+            self._steps.pop(end, None)
+            end.set_result(None)
 
     async def restore(self, version: int) -> None:
         """Take the content of a version that the store still keeps instead of tensors.
@@ -244,6 +257,12 @@ class Publication:
         Raises:
             As `WeightPublisher.publish`.
         """
+        if time.monotonic() >= self._deadline_at:  # a block of `begin` may end at any time
+            raise DeadlineExceeded(
+                f"the deadline of {self._options.deadline_s:g} s passed before the version was "
+                "published; nothing was published: give a later deadline_s",
+                outcome="not_started",
+            )
         self.require_own_fleet()
         router = self._policy.client.connection.upstream.router
         # The router passes on where a group meets, and only while it is this router.
@@ -323,26 +342,85 @@ class Publication:
         unknown.version = self.version
         return unknown
 
+    async def _give_back(self) -> None:
+        """Ends what a version keeps here and in the store."""
+        if self._early is not None:
+            self._early.close()
+        async with AsyncExitStack() as closing:
+            closing.push_async_callback(self._settle)
+            for offering in self._offerings:
+                closing.push_async_callback(offering.close)
+
+    async def _stop_steps(self) -> None:
+        """Stops what is still written, and waits for its end: the memory is another's after that.
+
+        A task that outlives its block may write, as those of a `gather` that has failed do.
+        """
+        for limit in self._steps.values():
+            if not limit.expired():
+                limit.reschedule(0.0)
+        await ended(asyncio.gather(*self._steps))
+
+    def _require_open(self) -> None:
+        if self._is_over:
+            raise LocalProtocolError("the block of this update has ended: it takes no other tensor")
+
+    async def _begin_again(self) -> None:
+        """Gives back what a write took that has failed; the next one gets another number."""
+        await self._give_back()
+        self._early = self._taking = None
+        self._offerings, self._offers = [], []
+        self._is_settled = False
+
     async def _settle(self) -> bool | None:
         """Gives the bytes back unless committed; returns whether it is, or None if unknown."""
-        if self._is_settled or self._taking is None:
+        taking = self._taking
+        if self._is_settled or taking is None:
             return None
         self._is_settled = True
-        store = self._policy.client.ref(STORE)
         try:
             async with asyncio.timeout(SETTLE_S):
-                version = (await asyncio.shield(self._taking)).version
-                self.require_own_fleet()  # or another publisher's version of that number is settled
-                body = SettleVersion(self._policy.name, version)
-                result = await store.ask_for(FleetResult, body, deadline_s=SETTLE_S)
-                is_committed = result.only(Settled).is_committed
+                is_committed = await self._decided((await asyncio.shield(taking)).version)
                 if is_committed:
                     self._on_commit()
                 return is_committed
-        except (BusError, TimeoutError):
+        except BusError:
             return None  # the store gives it up by itself, once the router reports that we are gone
+        except TimeoutError:
+            taking.add_done_callback(self._settle_late)  # a store may take seconds to find room
+            return None
+        except asyncio.CancelledError:
+            taking.add_done_callback(self._settle_late)  # whoever waits may be cancelled twice
+            raise
         finally:
             self._policy.writer.tidy()
+
+    async def _decided(self, version: int) -> bool:
+        """Has the store decide whether the version is committed; its bytes are given back if not.
+
+        Raises:
+            BusError: it has not.
+        """
+        self.require_own_fleet()  # or another publisher's version of that number is settled
+        body = SettleVersion(self._policy.name, version)
+        store = self._policy.client.ref(STORE)
+        result = await store.ask_for(FleetResult, body, deadline_s=SETTLE_S)
+        return result.only(Settled).is_committed
+
+    def _settle_late(self, taking: asyncio.Future[Reserved | VersionRestored]) -> None:
+        """Gives back what the store has reserved for a publication that has ended.
+
+        Otherwise the memory would be taken until the store gives it up by itself, minutes later.
+        """
+        if taking.cancelled() or taking.exception() is not None:
+            return
+        settling = asyncio.create_task(self._given_back(taking.result().version))
+        self._policy.settling.add(settling)
+        settling.add_done_callback(self._policy.settling.discard)
+
+    async def _given_back(self, version: int) -> None:
+        with contextlib.suppress(BusError):  # as in `_settle`
+            await self._decided(version)
 
     def require_own_fleet(self) -> None:
         """Checks that the present fleet is the one that numbered this version.
@@ -378,6 +456,8 @@ class Publication:
 
     async def _write(self, source: TensorSource) -> None:
         policy = self._policy
+        if self._taking is not None:
+            await self._begin_again()
         if isinstance(source, StreamedTensors) and not source.has_layout:
             self.log.enter("copying")
             watch = CopyWatch()
@@ -408,7 +488,12 @@ class Publication:
         )
 
     async def reserve(self, layout: list[Tensor]) -> Reserved:
-        """Have the store give a number, and room for these tensors."""
+        """Have the store give a number, and room for these tensors.
+
+        Raises:
+            As `writing`.
+        """
+        self._require_open()
         self.log.enter("copying", size_bytes=total_bytes(layout))
         body = ReserveVersion(self._policy.name, layout, self._options.version)
         reserved = await self._take(Reserved, body)
@@ -416,7 +501,12 @@ class Publication:
         return reserved
 
     def early(self, reserved: Reserved, layout: list[Tensor]) -> EarlyVerification:
-        """What tells the store of what is written, until this publication ends."""
+        """What tells the store of what is written, until this publication ends.
+
+        Raises:
+            LocalProtocolError: it has ended.
+        """
+        self._require_open()
         store, policy = self._policy.client.ref(STORE), self._policy.name
 
         async def tell(numbers: list[int], digests: list[int]) -> None:
@@ -520,7 +610,8 @@ class Publication:
             except OtherFleet:
                 raise
             except PeerLost:
-                if n_tries == STORE_TRIES:
+                # After the deadline nobody is left who wants what another try would bring.
+                if n_tries == STORE_TRIES or time.monotonic() >= self._deadline_at:
                     raise
                 n_tries += 1
 
@@ -530,7 +621,9 @@ def _let_go(error: BaseException | None) -> None:
 
     Whoever keeps the error, or has Python keep it until it looks for cycles, would keep that, too.
     """
-    while error is not None:
+    seen: set[int] = set()
+    while error is not None and id(error) not in seen:  # `raise e from e` makes a cycle
+        seen.add(id(error))
         for frame, _ in traceback.walk_tb(error.__traceback__):
             if frame.f_globals.get("__package__") == __package__:
                 with contextlib.suppress(RuntimeError):  # it is running

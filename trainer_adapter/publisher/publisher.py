@@ -13,7 +13,6 @@ import torch
 
 from rolloutbus.bus.strict_calls import Described, strict
 from rolloutbus.bus.wire.errors import (
-    BusError,
     DeadlineExceeded,
     LocalProtocolError,
     Refused,
@@ -88,6 +87,7 @@ class PublisherUpdate:
         self._rename = rename
         planned = planned_tensors(layout, rename)
         self._pieces = Pieces(publication, planned) if planned else None
+        self._is_putting_all = False
         self.write_s = 0.0
         """Seconds of copying and sealing so far."""
         self.published: Published | None = None
@@ -144,6 +144,8 @@ class PublisherUpdate:
     async def put_all(self, tensors: Publishable, *, layout: Layout | None = None) -> int:
         """Copy all tensors into the store; afterwards they may change. Returns the version.
 
+        One that has failed may be tried again in the same block, such as with a repaired tensor.
+
         Args:
             tensors: as of `WeightPublisher.publish`.
             layout: as of `WeightPublisher.publish`.
@@ -156,11 +158,15 @@ class PublisherUpdate:
         began = time.monotonic()
         source = source_of(tensors, self._rename, layout)
         try:
-            if self.version or self._pieces is not None:
+            if self.version or self._pieces is not None or self._is_putting_all:
                 raise LocalProtocolError(
                     "an update takes its tensors in one put_all, or by `put` with begin(layout=…)"
                 )
-            await self._publication.write(source)
+            self._is_putting_all = True
+            try:
+                await self._publication.write(source)
+            finally:
+                self._is_putting_all = False
         finally:
             await asyncio.to_thread(source.give_up)
         self.write_s += time.monotonic() - began
@@ -310,7 +316,7 @@ class WeightPublisher:
         source = source_of(tensors, self._rename, layout)
         try:
             publication = Publication(self._policy, UpdateOptions(**options))
-        except BusError:
+        except BaseException:  # such as an interrupt: other ranks wait for this one's word
             source.give_up()
             raise
 
@@ -410,7 +416,7 @@ class WeightPublisher:
 
         Inside stands `await update.put_all(tensors)`, or, with a layout, `await update.put(name,
         tensor)` for each tensor. Leaving the block by an error publishes nothing, nor does a block
-        without a layout in which nothing was put.
+        without a layout in which nothing was put. A `put` that still runs then is stopped.
 
         Args:
             layout: (name, dtype, shape) of every tensor that will be put, in any order: the
@@ -470,9 +476,13 @@ async def _attended(handle: WeightTransferHandle) -> Published:
         raise
 
 
+Source = HeldTensors | StreamedTensors | ShardedSource
+"""What tensors are read from; whoever made it has it read, or gives it up."""
+
+
 def source_of(
     tensors: Publishable, rename: Rename | None = None, layout: Layout | None = None
-) -> HeldTensors | StreamedTensors | ShardedSource:
+) -> Source:
     """What is read of them; a source stays what it is.
 
     Raises:

@@ -1,8 +1,11 @@
 """Publishing weights from a plain script: `WeightPublisher`, blocking."""
 
-from collections.abc import Generator
+import asyncio
+import contextlib
+from collections.abc import Awaitable, Callable, Generator
 from contextlib import AbstractAsyncContextManager, contextmanager
-from typing import Annotated, Unpack
+from functools import partial
+from typing import Annotated, TypeVar, Unpack
 
 import torch
 
@@ -12,6 +15,7 @@ from rolloutbus.trainer_adapter.client.sync_client import SyncRolloutClient
 from rolloutbus.trainer_adapter.publisher.publisher import (
     Publishable,
     PublisherUpdate,
+    Source,
     WeightPublisher,
     give_up_sources,
     source_of,
@@ -26,6 +30,8 @@ from rolloutbus.trainer_adapter.publisher.transfer import (
     WeightTransferHandle,
 )
 from rolloutbus.trainer_adapter.publisher.weight_writer import WeightCheck
+
+ResultT = TypeVar("ResultT")
 
 _CLIENT = "a SyncRolloutClient, of connect_sync(); WeightPublisher takes one of connect()"
 
@@ -81,7 +87,7 @@ class SyncPublisherUpdate(Twin[PublisherUpdate]):
     def put_all(self, tensors: Publishable, *, layout: Layout | None = None) -> int:
         """Copy all tensors into the store; see `PublisherUpdate.put_all`."""
         source = source_of(tensors, self._rename, layout)
-        return self.loop.wait(self.original.put_all(source))
+        return _waited(self.loop, self.original.put_all, source)
 
     seal = blocking(PublisherUpdate.seal)
 
@@ -122,7 +128,7 @@ class SyncWeightPublisher(Twin[WeightPublisher]):
     ) -> Published:
         """Bring these weights to every worker of the policy; see `WeightPublisher.publish`."""
         source = source_of(tensors, self._rename, layout)
-        return self.loop.wait(self.original.publish(source, **options))
+        return _waited(self.loop, partial(self.original.publish, **options), source)
 
     def start(
         self,
@@ -133,7 +139,7 @@ class SyncWeightPublisher(Twin[WeightPublisher]):
     ) -> SyncWeightTransfer:
         """The same in the background; see `WeightPublisher.start`."""
         source = source_of(tensors, self._rename, layout)
-        handle = self.loop.wait(_started(self.original, source, options))
+        handle = _waited(self.loop, partial(_started, self.original, options), source)
         return SyncWeightTransfer(handle, self.loop)
 
     @contextmanager
@@ -179,8 +185,32 @@ class SyncWeightPublisher(Twin[WeightPublisher]):
     forget = at_once(WeightPublisher.forget)
 
 
+def _waited(
+    loop: LoopThread, read: Callable[[Source], Awaitable[ResultT]], source: Source
+) -> ResultT:
+    """Waits on the loop for what reads the source; gives the source up if that never began.
+
+    A client that was closed has no loop, and an interrupt may come before the first step.
+    """
+    unread = [source]
+
+    async def reading() -> ResultT:
+        try:
+            taken = unread.pop()
+        except IndexError:  # given up by the thread that waited, in the same moment
+            raise asyncio.CancelledError from None
+        return await read(taken)
+
+    try:
+        return loop.wait(reading())
+    except BaseException:
+        with contextlib.suppress(IndexError):  # whoever reads it gives it up
+            unread.pop().give_up()
+        raise
+
+
 async def _started(
-    publisher: WeightPublisher, source: Publishable, options: PublishOptions
+    publisher: WeightPublisher, options: PublishOptions, source: Source
 ) -> WeightTransferHandle:
     return publisher.start(source, **options)
 

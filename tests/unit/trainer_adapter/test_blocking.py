@@ -8,11 +8,12 @@ import subprocess
 import sys
 import textwrap
 import threading
-from collections.abc import AsyncGenerator, Generator
+from collections.abc import AsyncGenerator, Callable, Generator
 from pathlib import Path
 from typing import Any, get_args, get_origin
 
 import pytest
+import torch
 
 import rolloutbus
 from rolloutbus.errors import ActorStopped, LocalProtocolError
@@ -21,13 +22,16 @@ from rolloutbus.trainer_adapter.client.client import RolloutClient
 from rolloutbus.trainer_adapter.client.session import Session
 from rolloutbus.trainer_adapter.client.sync_client import SyncRolloutClient, SyncSession
 from rolloutbus.trainer_adapter.openai.client import OpenAIClient, SyncOpenAIClient
+from rolloutbus.trainer_adapter.publisher.publication import Policy, Publication
 from rolloutbus.trainer_adapter.publisher.publisher import PublisherUpdate, WeightPublisher
 from rolloutbus.trainer_adapter.publisher.sync_publisher import (
     SyncPublisherUpdate,
     SyncWeightPublisher,
     SyncWeightTransfer,
 )
-from rolloutbus.trainer_adapter.publisher.transfer import WeightTransferHandle
+from rolloutbus.trainer_adapter.publisher.tensor_source import StreamedTensors
+from rolloutbus.trainer_adapter.publisher.transfer import UpdateOptions, WeightTransferHandle
+from rolloutbus.trainer_adapter.publisher.weight_writer import Soundness, WeightWriter
 
 ROOT = Path(__file__).parents[3]
 TWINS: list[tuple[type, type[Twin[Any]], set[str]]] = [
@@ -209,6 +213,58 @@ def test_a_blocking_client_that_is_not_open_says_so() -> None:
         client.status()
     with pytest.raises(ActorStopped, match="not open"):
         next(client.stream([1], rolloutbus.SamplingParams()))
+
+
+class CountedSource(StreamedTensors):
+    """Counts how often it was given up: other ranks may wait for that word, and only for one."""
+
+    def __init__(self) -> None:
+        super().__init__(iter({"w": torch.zeros(2)}.items()))
+        self.n_given_up = 0
+
+    def give_up(self) -> None:
+        self.n_given_up += 1
+        super().give_up()
+
+
+def _published(publisher: SyncWeightPublisher, source: CountedSource) -> object:
+    return publisher.publish(source)
+
+
+def _started(publisher: SyncWeightPublisher, source: CountedSource) -> object:
+    return publisher.start(source)
+
+
+def _put(publisher: SyncWeightPublisher, source: CountedSource) -> object:
+    async def update() -> PublisherUpdate:
+        client = rolloutbus.connect("ipc:///nowhere")
+        policy = Policy(client, "default", None, WeightWriter(), Soundness())
+        return PublisherUpdate(Publication(policy, UpdateOptions()), None)
+
+    return SyncPublisherUpdate(asyncio.run(update()), publisher.loop, None).put_all(source)
+
+
+@pytest.mark.parametrize("give", [_published, _started, _put])
+def test_what_a_closed_client_cannot_publish_is_given_up(
+    give: Callable[[SyncWeightPublisher, CountedSource], object],
+) -> None:
+    client = rolloutbus.connect_sync("ipc:///nowhere")
+    publisher = SyncWeightPublisher(client)
+    for told in ("not open", "closed"):
+        source = CountedSource()
+        with pytest.raises(ActorStopped, match=told):
+            give(publisher, source)
+        assert source.n_given_up == 1
+        client.loop.start()
+        client.loop.stop()
+
+
+def test_what_cannot_be_started_is_given_up_once() -> None:
+    publisher = rolloutbus.WeightPublisher(rolloutbus.connect("ipc:///nowhere"))
+    source = CountedSource()
+    with pytest.raises(RuntimeError, match="no running event loop"):
+        publisher.start(source)
+    assert source.n_given_up == 1
 
 
 def test_calls_of_many_threads_end_while_one_closes() -> None:

@@ -1,4 +1,4 @@
-"""A version belongs to the fleet whose store gave it its number."""
+"""A version belongs to the fleet whose store gave it its number, and is settled there."""
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Sequence
@@ -7,7 +7,7 @@ from typing import cast
 import pytest
 
 from rolloutbus.bus.actor.ref import ActorRef, Command
-from rolloutbus.bus.wire.errors import OtherFleet
+from rolloutbus.bus.wire.errors import OtherFleet, PeerLost
 from rolloutbus.bus.wire.messages.membership import Member, Members, Welcome
 from rolloutbus.bus.wire.messages.weights import (
     RestoreVersion,
@@ -21,7 +21,8 @@ from rolloutbus.trainer_adapter.client.core.effects import Result
 from rolloutbus.trainer_adapter.client.core.link import Upstream
 from rolloutbus.trainer_adapter.client.core.requests import Ask
 from rolloutbus.trainer_adapter.client.core.results import Delta, FleetResult
-from rolloutbus.trainer_adapter.publisher.publication import Policy, Publication
+from rolloutbus.trainer_adapter.publisher import publication as publication_module
+from rolloutbus.trainer_adapter.publisher.publication import STORE_TRIES, Policy, Publication
 from rolloutbus.trainer_adapter.publisher.transfer import UpdateOptions
 from rolloutbus.trainer_adapter.publisher.weight_writer import Soundness, WeightWriter
 from tests.unit.trainer_adapter.bench import Bench
@@ -90,15 +91,48 @@ class Trainer:
         raise NotImplementedError
 
 
+class SlowStoreTrainer(Trainer):
+    """Its store gives no number before `go` is set."""
+
+    def __init__(self, bench: Bench) -> None:
+        super().__init__(bench)
+        self.go = asyncio.Event()
+        self.is_asked = asyncio.Event()
+        self.is_settled = asyncio.Event()
+
+    async def ask(self, command: Command, deadline_s: float) -> Result:
+        result = await super().ask(command, deadline_s)
+        if isinstance(command.body, RestoreVersion):
+            self.is_asked.set()
+            await self.go.wait()
+        else:
+            self.is_settled.set()
+        return result
+
+
+class LostStoreTrainer(Trainer):
+    """Its store is lost under way; that is known when the deadline has passed, or at once."""
+
+    def __init__(self, bench: Bench, *, waits: bool) -> None:
+        super().__init__(bench)
+        self._waits = waits
+
+    async def ask(self, command: Command, deadline_s: float) -> Result:
+        await super().ask(command, deadline_s)
+        if self._waits:
+            await asyncio.sleep(deadline_s)
+        raise PeerLost("the store is gone")
+
+
 @pytest.fixture
 def trainer(bench: Bench) -> Trainer:
     bench.say("members", Members([], fleet="x"))
     return Trainer(bench)
 
 
-def _publication(trainer: Trainer) -> Publication:
+def _publication(trainer: Trainer, deadline_s: float = 60.0) -> Publication:
     policy = Policy(trainer, "default", None, WeightWriter(), Soundness())
-    return Publication(policy, UpdateOptions(deadline_s=60.0))
+    return Publication(policy, UpdateOptions(deadline_s=deadline_s))
 
 
 def _moves(bench: Bench, fleet: str, epoch: int) -> None:
@@ -169,3 +203,31 @@ async def test_an_update_that_the_fleets_end_cuts_off_is_told_as_such(
         with pytest.raises(OtherFleet):
             await publishing
     assert trainer.asked == ["restore_version", "publish_version"]
+
+
+@pytest.mark.parametrize(("waits", "n_tries"), [(False, STORE_TRIES), (True, 1)])
+async def test_a_store_is_asked_again_only_before_the_deadline(
+    bench: Bench, trainer: Trainer, n_tries: int, *, waits: bool
+) -> None:
+    trainer = LostStoreTrainer(bench, waits=waits)
+    async with _publication(trainer, 0.05 if waits else 60.0) as publication:
+        with pytest.raises(PeerLost):
+            await publication.restore(3)
+    assert trainer.asked == ["restore_version"] * n_tries
+
+
+async def test_a_number_that_comes_after_the_end_is_given_back(
+    bench: Bench, trainer: Trainer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(publication_module, "SETTLE_S", 0.01)
+    trainer = SlowStoreTrainer(bench)
+    async with asyncio.timeout(60.0):
+        async with _publication(trainer) as publication:
+            restoring = asyncio.create_task(publication.restore(3))
+            await trainer.is_asked.wait()
+            restoring.cancel()
+            await asyncio.wait((restoring,))
+        assert trainer.asked == ["restore_version"]  # the store has not answered yet
+        trainer.go.set()
+        await trainer.is_settled.wait()
+    assert trainer.asked == ["restore_version", "settle_version"]
