@@ -35,7 +35,7 @@ def keep_freed_memory() -> None:
 def keep_what_is_loaded() -> None:
     """Have Python's collector never look again at what is there now; for processes that serve.
 
-    Once torch and an engine are loaded, a full collection stops everything for 0.3 to 0.5 s.
+    Once torch and an engine are loaded, a full collection stops everything for 0.4 to 0.6 s.
     """
     gc.collect()
     gc.freeze()

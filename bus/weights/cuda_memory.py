@@ -153,9 +153,8 @@ class CudaMemory:
         self._runtime.cudaIpcCloseMemHandle.argtypes = (pointer,)
         self._runtime.cudaHostRegister.argtypes = (pointer, ctypes.c_size_t, ctypes.c_uint)
         self._runtime.cudaHostUnregister.argtypes = (pointer,)
-        kind = ctypes.c_int
-        copying = (pointer, pointer, ctypes.c_size_t, kind, pointer)
-        self._runtime.cudaMemcpyAsync.argtypes = copying
+        size, kind = ctypes.c_size_t, ctypes.c_int
+        self._runtime.cudaMemcpyAsync.argtypes = (pointer, pointer, size, kind, pointer)
 
     def allocate(self, size_bytes: int) -> int:
         """Address of at least so many bytes, not initialised."""
@@ -201,6 +200,7 @@ class CudaMemory:
         """Queue a copy between GPUs, on the stream of that handle.
 
         Engines of a GPU that do nothing but copy are used: kernels of others run on beside them.
+        Unlike `LockedCopies` it lets go of the interpreter: the first copy may have to map memory.
         """
         self._call("cudaMemcpyAsync", target, source, size_bytes, _BY_ADDRESS, stream)
 

@@ -164,7 +164,7 @@ async def test_both_engines_give_the_same(sglang: RolloutClient, other: RolloutC
 async def test_no_collection_looks_at_what_an_engine_has_loaded(
     engine: str, sglang: RolloutClient, other: RolloutClient
 ) -> None:
-    """It would hold up all tokens for 0.3 to 0.5 s."""
+    """A full one would hold up tokens for 0.4 to 0.6 s."""
     client = sglang if engine == "sglang" else other
     rollout = await client.generate([3, 4], GREEDY, processors=[Processor("collected")])
     assert {*rollout.tokens.tolist()} == {SPARED}

@@ -242,9 +242,10 @@ class FleetRolloutWorker(async_rollout_worker.AsyncRolloutWorker):
 
 
 def _end_with_trainer() -> None:
-    """End this process when the one that began it has ended: nobody else would.
+    """Wait until the trainer's process has ended, then end this one, which it has started.
 
-    A thread does it, since this process may be waiting for the trainer without an event loop.
+    Nobody else would. A thread does it, since this process may be waiting for the trainer without
+    an event loop.
     """
     trainer = multiprocessing.parent_process()
     assert trainer is not None, "TRL runs its loop in a child process"

@@ -123,7 +123,7 @@ class ModelTensors:
         return self._staging.tensors(version) is not None
 
     def drop(self, version: int) -> None:
-        """Nobody needs what was staged any more. Idempotent."""
+        """Forget a staged version. Idempotent."""
         self._staging.drop(version)
 
     def give_back_spares(self) -> None:

@@ -124,7 +124,7 @@ class Staging:
     def _copied(self, order: Stage) -> Mapping[str, torch.Tensor]:
         """The tensors in files, on the device; none if it has no room for them, or is a CPU."""
         if self._device.type == "cpu" or not order.tensors:
-            self._copies.stage(order.version, {})
+            self._copies.stage(order.version, {})  # gives back what was kept for the next version
             return {}
         contents: list[Bytes] = []
         for path in order.files:
