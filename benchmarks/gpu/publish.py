@@ -15,7 +15,7 @@ Streams are read in a process of their own (`elsewhere`) or beside the publisher
 its threads and the readers share one interpreter.
 
 Engines make up the weights that they begin with; one serves all ways on its GPU. Each publish is
-told on standard error at once: a run that is cut off leaves what it has found.
+told on standard error at once. Ctrl-C ends the run, with rows of what it has found.
 
     python benchmarks/gpu/publish.py --layers 32 --json
     python benchmarks/gpu/publish.py --layers 32 --readers elsewhere --picture publish.png
@@ -153,7 +153,11 @@ class ReadersElsewhere:
         command = (sys.executable, __file__, "--streams", str(n_streams), "--read", address)
         return cls(
             await asyncio.create_subprocess_exec(
-                *command, stdin=pipe, stdout=pipe, limit=MAX_NEWS_BYTES
+                *command,
+                stdin=pipe,
+                stdout=pipe,
+                limit=MAX_NEWS_BYTES,
+                start_new_session=True,  # Ctrl-C is not for it
             )
         )
 
@@ -237,10 +241,14 @@ class Trainer:
         handle = self._publisher.start(
             self._weights, transport=way, require="all", deadline_s=DEADLINE_S
         )
-        async for progress in handle.changes():
-            if not found.phases or found.phases[-1][0] != progress.phase:
-                found.phases.append((progress.phase, time.perf_counter()))
-        published = await handle
+        try:
+            async for progress in handle.changes():
+                if not found.phases or found.phases[-1][0] != progress.phase:
+                    found.phases.append((progress.phase, time.perf_counter()))
+            published = await handle
+        except asyncio.CancelledError:
+            handle.stop()
+            raise
         found.ended = time.perf_counter()
         found.stall_s = max(published.stall_ms.values()) / 1e3
         taken = set(published.transport.values())
@@ -308,10 +316,16 @@ async def measure(
                         if is_beside
                         else await ReadersElsewhere.begin(fleet.address, n_streams)
                     )
-                    await readers.begun()
                     name = f"{way}, readers {place}"
-                    rows[name] = await measure_way(name, trainer, way, readers, options)
-                    await readers.close()
+                    try:
+                        await readers.begun()
+                        row = await measure_way(name, trainer, way, readers, options)
+                    finally:
+                        await readers.close()
+                    if row:
+                        rows[name] = row
+                    if row.get("rounds", 0) < options.rounds:
+                        return rows
     return rows
 
 
@@ -322,17 +336,24 @@ async def measure_way(
     readers: Readers | ReadersElsewhere,
     options: argparse.Namespace,
 ) -> dict[str, Any]:
-    """The first publish and others of one row, each told at once."""
+    """The first publish and others of one row, each told at once; {} if it is stopped too soon."""
     found: list[Publishing] = []
     gaps: list[Gap] = []  # brought piece by piece: all at once would be one of its own
-    for number in range(options.rounds + 1):
-        await asyncio.sleep(QUIET_S)
-        found.append(await trainer.publish(way))
-        await asyncio.sleep(AFTER_S)
-        news = await readers.news()
-        gaps += news
-        told = json.dumps(told_of(found[-1], news))
-        _say(f"{name}: publish {number} of {options.rounds}: {told}")
+    try:
+        for number in range(options.rounds + 1):
+            await asyncio.sleep(QUIET_S)
+            publishing = await trainer.publish(way)
+            await asyncio.sleep(AFTER_S)
+            news = await readers.news()
+            gaps += news
+            found.append(publishing)
+            told = json.dumps(told_of(publishing, news))
+            _say(f"{name}: publish {number} of {options.rounds}: {told}")
+    except asyncio.CancelledError:
+        if len(found) < 2:
+            _say(f"{name}: stopped before a publish that counts had ended")
+            return {}
+        _say(f"{name}: stopped after {len(found) - 1} of {options.rounds} publishes")
     row = row_of(found, gaps)
     _say(f"{name}: {json.dumps(row)}")
     return row
@@ -361,6 +382,7 @@ def row_of(found: Sequence[Publishing], gaps: Sequence[Gap]) -> dict[str, Any]:
         for name in names
     }
     return {
+        "rounds": len(others),
         "total_ms": _ms(statistics.median(each.total_s for each in others)),
         "total_max_ms": _ms(max(each.total_s for each in others)),
         "first_ms": _ms(first.total_s),
@@ -490,7 +512,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if (options.apart or "collective" in options.ways) and torch.cuda.device_count() < 2:
         parser.error("--apart and --ways collective need a second GPU")
     with tempfile.TemporaryDirectory(prefix="publish-") as folder:
-        report = run(options, Path(folder))
+        try:
+            report = run(options, Path(folder))
+        except KeyboardInterrupt:
+            raise SystemExit(130) from None
     if options.picture:
         draw(report["ways"], options.picture)
     print(json.dumps(report, indent=None if options.json else 2))

@@ -79,7 +79,7 @@ def build_model(directory: Path, layers: int, *, has_files: bool = True) -> Weig
         num_hidden_layers=layers,
         num_attention_heads=32,
         num_key_value_heads=32,
-        max_position_embeddings=512,
+        max_position_embeddings=1024,
         tie_word_embeddings=False,
     )
     torch.manual_seed(0)
