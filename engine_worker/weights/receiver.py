@@ -9,6 +9,7 @@ from pathlib import Path
 
 from rolloutbus.bus.security.zmq_curve import Dialer
 from rolloutbus.bus.transport.bulk import BulkLink
+from rolloutbus.bus.weights.shm import host_id
 from rolloutbus.bus.wire.errors import EngineFailed, PeerLost, Refused, RemoteProtocolError
 from rolloutbus.bus.wire.limits import MAX_SENTENCE_CHARS
 from rolloutbus.bus.wire.messages.endings import Problem
@@ -214,17 +215,22 @@ class WeightReceiver:
             self._limits.pop(ask.version, None)
 
     async def _fetch(self, store: BulkLink, ask: PrepareUpdate) -> tuple[Staged, str]:
-        """Fetch by the transport that was asked for, else by `tcp`; returns why by `tcp`, too."""
+        """Fetch by the transport that was asked for, else by the nearest; returns why, too."""
         manifest = await self._fitting(store, ask)
-        way = self._ways.get(ask.transport)
-        if way is None:
-            why = f"this worker cannot take weights by {ask.transport}"
-        else:
+        # Others may wait for a whole version here instead of a delta: they get none of a mapping.
+        is_near = manifest.host == host_id() and ask.transport != "delta"
+        nearest = ["shm"] if is_near else []
+        why: list[str] = []
+        for transport in dict.fromkeys((ask.transport, *nearest)):
+            way = self._ways.get(transport)
+            if way is None:
+                why.append(f"this worker cannot take weights by {transport}")
+                continue
             try:
-                return await way.fetch(ask, manifest, store), ""
+                return await way.fetch(ask, manifest, store), "; ".join(why)
             except CannotFetch as error:
-                why = f"{ask.transport}: {error}"
-        return await self._ways["tcp"].fetch(ask, manifest, store), why
+                why.append(f"{transport}: {error}")
+        return await self._ways["tcp"].fetch(ask, manifest, store), "; ".join(why)
 
     async def _fitting(self, store: BulkLink, ask: PrepareUpdate) -> Manifest:
         manifest = await ask_manifest(store, ask)

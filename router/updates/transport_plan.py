@@ -1,6 +1,6 @@
 """By which way each worker takes a new version: judged from where everybody is, with the reason.
 
-Whether the way then leads there is the worker's to find out; it falls back to `tcp` by itself.
+Whether the way then leads there is the worker's to find out; it falls back to others by itself.
 Spec: docs/protocol.md, "Transports".
 """
 
@@ -122,7 +122,8 @@ def _way_of(target: Target, store: StoreFacts, body: PublishVersion) -> Way:
         return Way(transport, why)
     obstacle = _obstacle(body.transport, target, store, body.offers)
     if obstacle:
-        return Way("tcp", f"{body.transport}: {obstacle}")
+        is_far = _obstacle("shm", target, store, ())
+        return Way("tcp" if is_far else "shm", f"{body.transport}: {obstacle}")
     return Way(body.transport, "the publisher asked for it")
 
 

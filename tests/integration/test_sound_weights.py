@@ -100,6 +100,36 @@ class Held:
         return self._call(*arguments)
 
 
+class Counted:
+    """How often a method of an engine's weights was called."""
+
+    def __init__(self, engine: FakeEngine, patch: pytest.MonkeyPatch, method: str) -> None:
+        self.n_calls = 0
+        self._call = getattr(engine.weights, method)
+        patch.setattr(engine.weights, method, self._count_and_call)
+
+    def _count_and_call(self, *arguments: object) -> object:
+        self.n_calls += 1
+        return self._call(*arguments)
+
+
+async def test_an_engine_gives_its_spare_memory_back_before_a_version_comes_to_its_gpu(
+    tmp_path: Path, engine: FakeEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    giving_back = Counted(engine, monkeypatch, "give_back_spares")
+    async with store_harness(tmp_path) as store:
+        worker = Worker(store, engine)
+        await worker.take(model(1.0))
+        await worker.take(model(2.0))
+        assert giving_back.n_calls == 0
+        version, prepared = await worker.prepare(model(3.0), "cuda_ipc")
+        assert isinstance(prepared, Prepared)
+        assert prepared.transport == "shm"
+        assert prepared.why == "this worker cannot take weights by cuda_ipc"
+        assert giving_back.n_calls == 1
+        assert isinstance(await worker.commit(version), Committed)
+
+
 @pytest.mark.parametrize("is_given_up", [False, True], ids=["wanted", "given up"])
 async def test_a_version_is_installed_only_once_it_is_staged_and_found_sound(
     tmp_path: Path, engine: FakeEngine, monkeypatch: pytest.MonkeyPatch, is_given_up: bool

@@ -144,7 +144,7 @@ async def test_a_version_that_comes_another_way_has_memory_of_the_gpu_given_back
         receiver = WeightReceiver(specs, {**ways_of_this_host(), "cuda_ipc": elsewhere})
         prepared = await receiver.prepare(ask, timeout_s=DEADLINE_S)
         receiver.close()
-    assert prepared.transport == "tcp"
+    assert prepared.transport == "shm"
     assert elsewhere.n_given_back == 1
 
 
@@ -298,17 +298,32 @@ async def test_files_behind_a_link_are_not_read(tmp_path: Path, seed: int) -> No
         (root / "default").symlink_to(disk / "default")
         prepared, staged = await Worker(harness, 0, new, str(root)).take(version, "disk")
     assert staged == digests_of(new)
-    assert prepared.transport == "tcp"
+    assert prepared.transport == "shm"
     assert prepared.why.startswith("disk: ")
 
 
-async def test_without_files_the_version_is_pulled(tmp_path: Path, seed: int) -> None:
+async def test_without_files_the_version_is_mapped_on_the_stores_host(
+    tmp_path: Path, seed: int
+) -> None:
     new = weights(seed)
     async with store_harness(tmp_path) as harness:
         version = await publish(harness, new)
         prepared, staged = await Worker(harness, 0, new, str(tmp_path)).take(version, "disk")
     assert staged == digests_of(new)
-    assert (prepared.transport, prepared.why) == ("tcp", "disk: the version is not on disk")
+    assert (prepared.transport, prepared.why) == ("shm", "disk: the version is not on disk")
+
+
+async def test_without_files_and_shared_memory_the_version_is_pulled(
+    tmp_path: Path, seed: int
+) -> None:
+    new = weights(seed)
+    async with store_harness(tmp_path) as harness:
+        version = await publish(harness, new)
+        lose_shared_memory(tmp_path)  # as a worker in a container of its own sees it
+        prepared, staged = await Worker(harness, 0, new, str(tmp_path)).take(version, "disk")
+    assert staged == digests_of(new)
+    assert prepared.transport == "tcp"
+    assert prepared.why.startswith("disk: the version is not on disk; shm: ")
 
 
 @pytest.mark.parametrize("is_crash", [True, False], ids=["crash", "stop"])

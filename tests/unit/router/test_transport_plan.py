@@ -74,7 +74,6 @@ def test_way_that_nobody_offers_is_not_taken() -> None:
         ("shm", _target(), "shm: the store is on another host"),
         ("shm", _target(host="host-a", transports=["tcp"]), "shm: this worker cannot take"),
         ("cuda_ipc", _target(gpu="GPU-1"), "cuda_ipc: it is offered on another host"),
-        ("cuda_ipc", _target(host="host-a"), "cuda_ipc: it has no GPU"),
         ("delta", _target(), "delta: it has no weights that a delta could be applied to"),
         ("disk", _target(), "disk: the publisher does not offer it"),
         ("collective", _target()._replace(is_able=False), "collective: it cannot begin now"),
@@ -85,6 +84,22 @@ def test_worker_that_cannot_take_the_forced_way_gets_tcp_and_the_reason(
 ) -> None:
     way = _way(target, _body(GPU, GROUP, transport=transport))
     assert way.transport == "tcp"
+    assert way.why.startswith(why)
+
+
+@pytest.mark.parametrize(
+    ("transport", "target", "why"),
+    [
+        ("cuda_ipc", _target(host="host-a"), "cuda_ipc: it has no GPU"),
+        ("collective", _target(host="host-a")._replace(is_able=False), "collective: it cannot"),
+        ("delta", _target(host="host-a"), "delta: it has no weights that a delta could be"),
+    ],
+)
+def test_on_the_stores_host_a_worker_that_cannot_take_the_forced_way_gets_shm_and_the_reason(
+    transport: TransportChoice, target: Target, why: str
+) -> None:
+    way = _way(target, _body(GPU, GROUP, transport=transport))
+    assert way.transport == "shm"
     assert way.why.startswith(why)
 
 
