@@ -480,9 +480,12 @@ class Publication:
             early = self.early(reserved, layout)
             on_written = early.written if room.is_in_store else None
             written = await policy.writer.copy(room, layout, source, watch, on_written)
+            await offering
+        except BaseException:
+            offering.cancel()  # it may wait for others, longer than the deadline
+            raise
         finally:
             await ended(offering)  # it reads tensors that may change after this
-        offering.result()
         try:
             await self.seal(reserved, layout, written)
         finally:
@@ -569,7 +572,7 @@ class Publication:
         event loop's thread has streams of its own, and would copy what was there before.
         """
         if source.held and self._wanted(source.held):
-            await asyncio.to_thread(source.wait_written)
+            await in_thread(source.wait_written)
             await self._prepare_offers(layout, source.held)
 
     async def _prepare_offers(

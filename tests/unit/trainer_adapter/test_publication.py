@@ -25,6 +25,7 @@ from rolloutbus.trainer_adapter.client.core.link import Upstream
 from rolloutbus.trainer_adapter.client.core.requests import Ask
 from rolloutbus.trainer_adapter.client.core.results import Delta, FleetResult
 from rolloutbus.trainer_adapter.publisher import publication as publication_module
+from rolloutbus.trainer_adapter.publisher.collective import CollectiveOffering
 from rolloutbus.trainer_adapter.publisher.publication import (
     STORE_TRIES,
     AssignedVersion,
@@ -35,6 +36,7 @@ from rolloutbus.trainer_adapter.publisher.tensor_source import HeldTensors
 from rolloutbus.trainer_adapter.publisher.transfer import UpdateOptions
 from rolloutbus.trainer_adapter.publisher.weight_writer import Soundness, WeightWriter
 from tests.unit.trainer_adapter.bench import Bench
+from tests.unit.trainer_adapter.slow_names import SlowNames
 
 
 class Trainer:
@@ -283,6 +285,23 @@ async def test_room_that_the_store_finds_after_the_deadline_is_given_back(
         await trainer.has_ended.wait()
     async with asyncio.timeout(5.0):
         await trainer.is_settled.wait()
+    assert trainer.asked == ["reserve_version", "settle_version"]
+
+
+async def test_a_name_that_is_looked_up_slowly_does_not_put_the_deadline_off(
+    bench: Bench, trainer: Trainer, slow_names: SlowNames
+) -> None:
+    trainer = BusyStoreTrainer(bench)
+    trainer.go.set()
+    offering = CollectiveOffering(host=slow_names.HOST)  # which has a minute
+    offerings = {"collective": offering}
+    policy = Policy(trainer, "default", None, WeightWriter(), Soundness(), offerings)
+    options = UpdateOptions(transport="collective", deadline_s=0.5)
+    async with asyncio.timeout(30.0):
+        with pytest.raises(DeadlineExceeded, match="nothing was published"):
+            async with Publication(policy, options) as publication:
+                await publication.write(HeldTensors({"a": torch.zeros(4)}))
+        await slow_names.asked()
     assert trainer.asked == ["reserve_version", "settle_version"]
 
 
