@@ -110,6 +110,11 @@ class StoreHarness:
         assert isinstance(problem, Problem)
         return FleetResult({"store": EngineFailed(problem)})
 
+    async def ended(self) -> int:
+        """Waits until the store has ended by itself; returns its exit status."""
+        assert self._process is not None
+        return await self._process.wait()
+
     async def stop(self) -> int:
         assert self._process is not None
         self._process.terminate()

@@ -13,6 +13,7 @@ import torch
 
 import rolloutbus
 from rolloutbus import RolloutClient
+from rolloutbus.bus.actor.process import ActorExit
 from rolloutbus.bus.wire.errors import EngineFailed, Refused
 from rolloutbus.launcher.plan import environment
 from rolloutbus.launcher.settings import UpOptions
@@ -134,3 +135,23 @@ async def test_a_store_on_a_full_disk_refuses_to_publish_and_lives_until_there_i
             await publisher.publish(MANY)
         harness.limit_files(resource.RLIM_INFINITY)
         assert (await publisher.publish(MANY)).version == 2
+
+
+async def test_a_store_whose_ledger_cannot_be_written_ends_and_the_next_has_its_versions(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    async with store_harness(tmp_path) as harness, asyncio.timeout(START_S):
+        publisher = WeightPublisher(harness)
+        assert (await publisher.publish(MANY)).version == 1
+        digests = await harness.digests_kept(1)
+        harness.limit_files(4096)  # far below the end of the ledger, which has room to spare
+        publishing = asyncio.ensure_future(publisher.publish(SMALL, deadline_s=START_S))
+        assert await harness.ended() == ActorExit.FAILED
+        *others, said = capfd.readouterr().err.splitlines()
+        assert others == []
+        assert said.startswith("error: the store ends, as its ledger cannot be written: ")
+        assert "versions.ledger: File too large; the versions are kept in shared memory" in said
+        assert said.endswith("and start the store again with the same directory")
+        await harness.start()
+        assert await harness.digests_kept(1) == digests
+        assert (await publishing).version == 2

@@ -62,7 +62,7 @@ class Rendezvous:
     """The key-value store where ranks meet; serves until `close`, on one event loop."""
 
     def __init__(self, host: str, timeout_s: float) -> None:
-        """Listen at the address `host`, on any free port."""
+        """Listen at the address `host`, which is no name, on any free port."""
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         with socket.create_server((host, 0), family=family) as listening:
             self.host, self.port = host, int(listening.getsockname()[1])
@@ -155,6 +155,28 @@ class Rendezvous:
             await asyncio.sleep(_LOOK_S)
 
 
+async def _address_of(host: str, timeout_s: float) -> str:
+    """The address that a host's name stands for; an address stands for itself.
+
+    Raises:
+        SettingsError: there is no such host.
+        OSError: this cannot be found out now.
+    """
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    look_up = partial(socket.getaddrinfo, host, 0, family, socket.SOCK_STREAM)
+    try:
+        async with asyncio.timeout(timeout_s):
+            # Nothing can stop it: at its end Python would wait for any other thread.
+            found = await in_daemon_thread(look_up, "rolloutbus-resolve")
+    except TimeoutError as error:
+        raise TimeoutError(f"no answer within {timeout_s:g} s") from error
+    except (socket.gaierror, UnicodeError) as error:
+        if isinstance(error, socket.gaierror) and error.errno == socket.EAI_AGAIN:
+            raise
+        raise SettingsError(f"host: {host!r} cannot be resolved: {first_line(error)}") from error
+    return str(found[0][4][0])
+
+
 BUCKET_BYTES = 256 << 20
 _CPU = torch.device("cpu")
 _log = logging.getLogger(__name__)
@@ -181,8 +203,8 @@ class CollectiveOffering:
         Args:
             backend: `gloo` through host memory; `nccl` from GPU to GPU, for tensors on one GPU
                 that no worker uses.
-            host: address of this host that workers meet at. Neither gloo nor nccl asks who is
-                there or hides what it sends: another one than loopback only on a network where
+            host: address or name of this host that workers meet at. Neither gloo nor nccl asks who
+                is there or hides what it sends: another one than loopback only on a network where
                 everybody may read the weights.
             timeout_s: for all to come, and then for all to have it; at most a day.
             bucket_bytes: size of the pieces.
@@ -219,7 +241,11 @@ class CollectiveOffering:
     async def prepare(
         self, layout: Sequence[Tensor], tensors: Sequence[torch.Tensor]
     ) -> list[Offer]:
-        """See `Offering`."""
+        """See `Offering`.
+
+        Raises:
+            SettingsError: there is no such `host`.
+        """
         await self.close()
         device = _CPU if self._backend == "gloo" else only_gpu(tensors)
         if device is None:
@@ -229,6 +255,12 @@ class CollectiveOffering:
         self._device, self.problem = device, "no worker has asked for it"
         queued = QueuedWork(tensors)
         try:
+            address = await _address_of(self._host, self._timeout_s)
+        except OSError as error:  # those who wait for the version take it another way
+            self.problem = f"host: {self._host!r} cannot be resolved now: {first_line(error)}"
+            _log.warning("%s", self.problem)
+            return []
+        try:
             # To its end: it would go on alone, and into the next version.
             buckets = await in_thread(partial(self._copy, layout, tensors, queued))
         except torch.OutOfMemoryError as error:
@@ -237,7 +269,7 @@ class CollectiveOffering:
             _log.warning("%s", self.problem)
             return []
         try:
-            self._rendezvous = Rendezvous(self._host, self._timeout_s)
+            self._rendezvous = Rendezvous(address, self._timeout_s)
         except (OSError, RuntimeError) as error:
             self.problem = f"no rendezvous at {self._host}: {first_line(error)}"
             _log.warning("%s", self.problem)
@@ -297,7 +329,7 @@ class CollectiveOffering:
                 kept.close()  # the ranks let go of it, too
             await rendezvous.heard(reports)
             return problem
-        seat = Seat(self._backend, 0, world, self._host, self._timeout_s)
+        seat = Seat(self._backend, 0, world, rendezvous.host, self._timeout_s)
         pieces = self._pieces
         is_given_up = threading.Event()
 

@@ -78,6 +78,8 @@ from rolloutbus.trainer_adapter.publisher.weight_writer import (
 
 SETTLE_S = 2.0
 """For the store to take back a version that was refused, cancelled or failed."""
+LATE_ROOM_S = 60.0
+"""How long after the deadline the room that a busy store finds is still given back."""
 STORE_TRIES = 3
 """Commands to the store may be repeated; so often when it is lost under way."""
 
@@ -309,13 +311,19 @@ class Publication:
         self._is_settled = True
         self._on_commit()
 
-    async def _take(self, expected: type[TakenT], body: msgspec.Struct) -> TakenT:
-        """Have the store make a version of it; a caller cancelled meanwhile gives it back."""
+    async def _take(
+        self, expected: type[TakenT], body: msgspec.Struct, late_s: float = 0.0
+    ) -> TakenT:
+        """Have the store make a version of it; a caller cancelled meanwhile gives it back.
+
+        Its answer is waited for until `late_s` after the deadline; the caller stops before.
+        """
 
         async def numbered() -> TakenT:
-            taken = await self._ask_store(expected, body)
+            taken = await self._ask_store(expected, body, late_s)
             self._fleet = self._policy.client.connection.fleet
-            self._policy.latest.append(AssignedVersion(taken.version, self._fleet))
+            if not self._is_over:  # the next publication may have a number by then
+                self._policy.latest.append(AssignedVersion(taken.version, self._fleet))
             return taken
 
         taking = asyncio.ensure_future(numbered())
@@ -472,9 +480,12 @@ class Publication:
             early = self.early(reserved, layout)
             on_written = early.written if room.is_in_store else None
             written = await policy.writer.copy(room, layout, source, watch, on_written)
+            await offering
+        except BaseException:
+            offering.cancel()  # it may wait for others, longer than the deadline
+            raise
         finally:
             await ended(offering)  # it reads tensors that may change after this
-        offering.result()
         try:
             await self.seal(reserved, layout, written)
         finally:
@@ -496,7 +507,8 @@ class Publication:
         self._require_open()
         self.log.enter("copying", size_bytes=total_bytes(layout))
         body = ReserveVersion(self._policy.name, layout, self._options.version)
-        reserved = await self._take(Reserved, body)
+        # Who hears nothing knows no number, and cannot give the room back.
+        reserved = await self._take(Reserved, body, LATE_ROOM_S)
         self.log.enter("copying", version=reserved.version)
         return reserved
 
@@ -560,7 +572,7 @@ class Publication:
         event loop's thread has streams of its own, and would copy what was there before.
         """
         if source.held and self._wanted(source.held):
-            await asyncio.to_thread(source.wait_written)
+            await in_thread(source.wait_written)
             await self._prepare_offers(layout, source.held)
 
     async def _prepare_offers(
@@ -599,13 +611,16 @@ class Publication:
         self._update = progress.update
         self.log.routed(progress)
 
-    async def _ask_store(self, expected: type[ResultT], body: msgspec.Struct) -> ResultT:
+    async def _ask_store(
+        self, expected: type[ResultT], body: msgspec.Struct, late_s: float = 0.0
+    ) -> ResultT:
         store = self._policy.client.ref(STORE)
         n_tries = 1
         while True:
             self.require_own_fleet()
             try:
-                result = await store.ask_for(FleetResult, body, deadline_s=self.left_s)
+                patience_s = self.left_s + late_s
+                result = await store.ask_for(FleetResult, body, deadline_s=patience_s)
                 return result.only(expected)
             except OtherFleet:
                 raise

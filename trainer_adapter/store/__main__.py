@@ -22,7 +22,10 @@ from rolloutbus.trainer_adapter.store.settings import StoreSettings
 
 
 async def serve(settings: StoreSettings) -> ActorExit:
-    """Run a store until SIGTERM or SIGINT; its shared memory is given back at the end."""
+    """Run a store until SIGTERM or SIGINT; its shared memory is given back at the end.
+
+    After an error it is left to the next store, as if this one was killed.
+    """
     keep_freed_memory()
     contents = StoreContents(Path(settings.directory), disk=settings.disk)
     try:
@@ -32,8 +35,10 @@ async def serve(settings: StoreSettings) -> ActorExit:
         on_stop_signal(actor.stop)
         tell_progress(f"joining the router at {without_keys(settings.router)}")
         reason = await actor.run()
-    finally:
-        contents.close()
+    except BaseException:
+        contents.leave()
+        raise
+    contents.close()
     if (refused := forbidden_exit(reason, "store")) is not None:
         return refused
     if reason == "other-fleet":

@@ -30,6 +30,7 @@ from rolloutbus.bus.wire.messages.weights import PullChunk, PullDelta, PullManif
 from rolloutbus.trainer_adapter.store.contents import StoreContents
 from rolloutbus.trainer_adapter.store.core import MemberCommand, StoreCore
 from rolloutbus.trainer_adapter.store.effect_runner import EffectRunner
+from rolloutbus.trainer_adapter.store.ledger import LedgerUnsure
 from rolloutbus.trainer_adapter.store.settings import StoreSettings
 from rolloutbus.trainer_adapter.store.versions import Asker, BulkAsker, MemberAsker
 
@@ -102,6 +103,7 @@ class StoreActor:
 
         Raises:
             SecurityError: the lock on its socket does not work (any more).
+            LedgerUnsure: its ledger cannot be written; the next store reads what is there.
         """
         guard = self._guard
         doorways = [] if guard is None else [Doorway(guard, "bulk", self._bulk_signed)]
@@ -141,6 +143,11 @@ class StoreActor:
                 await self._effects.finish()
                 self._effects.close()
                 return reason
+        except BaseExceptionGroup as group:
+            failures, others = group.split(LedgerUnsure)
+            if failures is None or others is not None:
+                raise  # a bug
+            raise failures.exceptions[0] from None
         finally:
             self._actor.stop("broken")
             self._effects.close()

@@ -137,6 +137,11 @@ class StoreContents:
         self.pool.close()
         self.ledger.close()
 
+    def leave(self) -> None:
+        """Let go of everything after an error: the next store finds the versions in memory."""
+        self.pool.leave()
+        self.ledger.close()
+
     def _adopt_all(self) -> None:
         """A segment may hold several versions: it is renamed once, and dropped with the last."""
         by_segment: dict[str, list[StoredVersion]] = {}

@@ -10,7 +10,7 @@ from typing import Any, TypeVar, cast
 import msgspec
 
 from rolloutbus.bus.actor.loop import Clock
-from rolloutbus.bus.actor.process import complain, warn
+from rolloutbus.bus.actor.process import warn
 from rolloutbus.bus.weights import weight_delta as delta
 from rolloutbus.bus.weights.manifest import Bytes
 from rolloutbus.bus.weights.side_by_side import first_mismatch
@@ -109,7 +109,7 @@ class EffectRunner:
         """Look after segments that readers have let go, and after the length of the ledger."""
         self._begin(self._on_disk(self._contents.pool.collect))
         if self._contents.ledger.is_long:
-            self._begin(self._rewriting(self._contents.shorten))
+            self._begin(self._on_disk(self._contents.shorten))
         if self._contents.trouble:
             self._begin(self._try_make_room())
 
@@ -123,7 +123,7 @@ class EffectRunner:
     async def _handle(self, asker: Asker, command: MemberCommand) -> None:
         try:
             size_bytes = self._contents.record_bytes(command)
-            await self._rewriting(self._contents.make_room, size_bytes)
+            await self._on_disk(self._contents.make_room, size_bytes)
         except OSError:
             self._answer(asker, "failed", problems.unwritable(self._contents.trouble))
             return
@@ -131,15 +131,7 @@ class EffectRunner:
 
     async def _try_make_room(self) -> None:
         with contextlib.suppress(OSError):
-            await self._rewriting(self._contents.make_room)
-
-    async def _rewriting(self, call: Callable[..., None], *args: object) -> None:
-        """Have the disk's thread do what may replace the ledger."""
-        try:
-            await self._on_disk(call, *args)
-        except LedgerUnsure as error:
-            complain(str(error))
-            raise
+            await self._on_disk(self._contents.make_room)
 
     async def _persist(self, record: Record) -> None:
         try:
@@ -149,8 +141,7 @@ class EffectRunner:
                 warn(f"{self._contents.ledger.path}: {error.strerror}")
                 return  # the next store finds that its bytes are gone
             # Others must not act on it, and it may be there all the same: the next store reads.
-            complain(f"{self._contents.ledger.path}: {error.strerror}")
-            raise
+            raise LedgerUnsure(self._contents.ledger.path, error) from error
 
     def run(self, effects: Sequence[StoreEffect]) -> None:
         """Carry them out in order; returns before the slow ones are done."""

@@ -30,10 +30,18 @@ GROWTH_BYTES = 16 * 1024 * 1024
 
 
 class LedgerUnsure(BusError):
-    """The ledger is replaced, but a power cut might bring the old one back.
+    """It is not known what the ledger holds: a line may be there or not, or a power cut undo it.
 
     Nothing may be decided any more: the store ends, and the next one reads what is there.
     """
+
+    def __init__(self, path: Path, error: OSError) -> None:
+        """`path` is the file or directory that could not be written."""
+        super().__init__(
+            f"the store ends, as its ledger cannot be written: {path}: {error.strerror}; the "
+            "versions are kept in shared memory: mend that disk, or make room on it, and start "
+            "the store again with the same directory"
+        )
 
 
 class Ledger:
@@ -145,7 +153,7 @@ class Ledger:
         try:
             sync_directory(self.path.parent)
         except OSError as error:
-            raise LedgerUnsure(f"{self.path.parent}: {error.strerror}") from error
+            raise LedgerUnsure(self.path.parent, error) from error
 
     def _cut(self) -> None:
         """Put zeros over what was not written whole: it never happened. Its room stays taken."""

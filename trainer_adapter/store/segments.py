@@ -162,13 +162,28 @@ class SegmentPool:
 
     def close(self) -> None:
         """Unlink everything; pinned segments live on until their readers let go."""
-        for segment in [*self._used.values(), *self._retired, *self._free]:
+        for segment in self._used.values():
             self._unlink(segment)
         self._used.clear()
+        self.leave()
+
+    def leave(self) -> None:
+        """Unlink only what is not in use: the rest is there for a successor to `adopt`.
+
+        If none comes it is swept, as what a killed store leaves behind.
+        """
+        for segment in [*self._retired, *self._free]:
+            self._unlink(segment)
         self._retired.clear()
         self._free.clear()
         self._drop_ahead()
-        _lock_path(self._directory, self.owner).unlink(missing_ok=True)
+        if self._used:
+            os.utime(self._lock_fd)  # the time for a successor runs from now on
+        else:
+            _lock_path(self._directory, self.owner).unlink(missing_ok=True)
+        for segment in self._used.values():
+            os.close(segment.fd)
+        self._used.clear()
         os.close(self._lock_fd)
 
     def _reuse(self, size_bytes: int) -> _Segment | None:

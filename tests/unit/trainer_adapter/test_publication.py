@@ -5,11 +5,14 @@ from collections.abc import AsyncGenerator, Callable, Sequence
 from typing import cast
 
 import pytest
+import torch
 
 from rolloutbus.bus.actor.ref import ActorRef, Command
-from rolloutbus.bus.wire.errors import OtherFleet, PeerLost
+from rolloutbus.bus.wire.errors import DeadlineExceeded, OtherFleet, PeerLost
 from rolloutbus.bus.wire.messages.membership import Member, Members, Welcome
 from rolloutbus.bus.wire.messages.weights import (
+    Reserved,
+    ReserveVersion,
     RestoreVersion,
     Settled,
     UpdateProgress,
@@ -22,10 +25,18 @@ from rolloutbus.trainer_adapter.client.core.link import Upstream
 from rolloutbus.trainer_adapter.client.core.requests import Ask
 from rolloutbus.trainer_adapter.client.core.results import Delta, FleetResult
 from rolloutbus.trainer_adapter.publisher import publication as publication_module
-from rolloutbus.trainer_adapter.publisher.publication import STORE_TRIES, Policy, Publication
+from rolloutbus.trainer_adapter.publisher.collective import CollectiveOffering
+from rolloutbus.trainer_adapter.publisher.publication import (
+    STORE_TRIES,
+    AssignedVersion,
+    Policy,
+    Publication,
+)
+from rolloutbus.trainer_adapter.publisher.tensor_source import HeldTensors
 from rolloutbus.trainer_adapter.publisher.transfer import UpdateOptions
 from rolloutbus.trainer_adapter.publisher.weight_writer import Soundness, WeightWriter
 from tests.unit.trainer_adapter.bench import Bench
+from tests.unit.trainer_adapter.slow_names import SlowNames
 
 
 class Trainer:
@@ -108,6 +119,31 @@ class SlowStoreTrainer(Trainer):
         else:
             self.is_settled.set()
         return result
+
+
+class BusyStoreTrainer(Trainer):
+    """Its store answers when `go` is set; who has no patience left by then hears nothing."""
+
+    def __init__(self, bench: Bench) -> None:
+        super().__init__(bench)
+        self.go = asyncio.Event()
+        self.has_ended = asyncio.Event()
+        """The request for a number has, well or not."""
+        self.is_settled = asyncio.Event()
+
+    async def ask(self, command: Command, deadline_s: float) -> Result:
+        self.asked.append(command.kind)
+        if not isinstance(command.body, ReserveVersion):
+            self.is_settled.set()
+            return FleetResult({"store": Settled(is_committed=False)})
+        try:
+            async with asyncio.timeout(deadline_s):
+                await self.go.wait()
+        except TimeoutError as error:
+            raise DeadlineExceeded("no ending in time") from error
+        finally:
+            self.has_ended.set()
+        return FleetResult({"store": Reserved(8, "another host", "segment", 16)})
 
 
 class LostStoreTrainer(Trainer):
@@ -231,3 +267,57 @@ async def test_a_number_that_comes_after_the_end_is_given_back(
         trainer.go.set()
         await trainer.is_settled.wait()
     assert trainer.asked == ["restore_version", "settle_version"]
+
+
+async def test_room_that_the_store_finds_after_the_deadline_is_given_back(
+    bench: Bench, trainer: Trainer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(publication_module, "SETTLE_S", 0.01)
+    trainer = BusyStoreTrainer(bench)
+    publication = _publication(trainer, deadline_s=0.05)
+    async with asyncio.timeout(30.0):
+        with pytest.raises(DeadlineExceeded, match="nothing was published") as caught:
+            async with publication:
+                await publication.write(HeldTensors({"a": torch.zeros(4)}))
+        assert caught.value.outcome == "not_started"
+        assert trainer.asked == ["reserve_version"]  # the store has not answered yet
+        trainer.go.set()
+        await trainer.has_ended.wait()
+    async with asyncio.timeout(5.0):
+        await trainer.is_settled.wait()
+    assert trainer.asked == ["reserve_version", "settle_version"]
+
+
+async def test_a_name_that_is_looked_up_slowly_does_not_put_the_deadline_off(
+    bench: Bench, trainer: Trainer, slow_names: SlowNames
+) -> None:
+    trainer = BusyStoreTrainer(bench)
+    trainer.go.set()
+    offering = CollectiveOffering(host=slow_names.HOST)  # which has a minute
+    offerings = {"collective": offering}
+    policy = Policy(trainer, "default", None, WeightWriter(), Soundness(), offerings)
+    options = UpdateOptions(transport="collective", deadline_s=0.5)
+    async with asyncio.timeout(30.0):
+        with pytest.raises(DeadlineExceeded, match="nothing was published"):
+            async with Publication(policy, options) as publication:
+                await publication.write(HeldTensors({"a": torch.zeros(4)}))
+        await slow_names.asked()
+    assert trainer.asked == ["reserve_version", "settle_version"]
+
+
+async def test_a_number_that_comes_after_the_deadline_is_not_the_latest(
+    bench: Bench, trainer: Trainer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(publication_module, "SETTLE_S", 0.01)
+    trainer = BusyStoreTrainer(bench)
+    policy = Policy(trainer, "default", None, WeightWriter(), Soundness())
+    publication = Publication(policy, UpdateOptions(deadline_s=0.05))
+    async with asyncio.timeout(30.0):
+        with pytest.raises(DeadlineExceeded):
+            async with publication:
+                await publication.write(HeldTensors({"a": torch.zeros(4)}))
+        newer = AssignedVersion(9, "x")
+        policy.latest.append(newer)  # the next publication was faster
+        trainer.go.set()
+        await trainer.is_settled.wait()
+    assert [*policy.latest] == [newer]

@@ -2,6 +2,7 @@
 # The stubs of torch leave parameters untyped.
 
 import asyncio
+import socket
 import threading
 from datetime import timedelta
 from typing import Any, cast
@@ -15,6 +16,7 @@ from rolloutbus.bus.weights.rank_group import GO, WORLD, RankReport, joined_key,
 from rolloutbus.bus.weights.shm import host_id
 from rolloutbus.bus.wire.errors import SettingsError
 from rolloutbus.trainer_adapter.publisher.collective import CollectiveOffering
+from tests.unit.trainer_adapter.slow_names import SlowNames
 
 LAYOUT = lay_out([("a", "F32", (4,))])
 TENSORS = [torch.arange(4.0)]
@@ -61,6 +63,48 @@ async def test_an_address_that_is_not_ours_is_not_offered() -> None:
     assert "192.0.2.1" in offering.problem
     await offering.serve()
     await offering.close()
+
+
+async def test_a_name_that_is_looked_up_slowly_holds_nothing_else_up(
+    slow_names: SlowNames,
+) -> None:
+    offering = CollectiveOffering(host=slow_names.HOST)
+    preparing = asyncio.create_task(offering.prepare(LAYOUT, TENSORS))
+    async with asyncio.timeout(30.0):
+        await slow_names.asked()  # the loop runs meanwhile
+        assert not preparing.done()
+        slow_names.may_answer.set()
+        (offer,) = await preparing
+    await offering.close()
+    host, _, port = offer.at.rpartition(":")
+    assert (host, offering.problem) == (slow_names.HOST, "no worker has asked for it")
+    assert port.isdecimal()
+
+
+async def test_a_name_that_is_not_answered_in_time_is_not_offered(slow_names: SlowNames) -> None:
+    offering = CollectiveOffering(host=slow_names.HOST, timeout_s=0.05)
+    async with asyncio.timeout(30.0):
+        assert await offering.prepare(LAYOUT, TENSORS) == []
+    assert offering.problem == (
+        f"host: {slow_names.HOST!r} cannot be resolved now: no answer within 0.05 s"
+    )
+
+
+@pytest.mark.parametrize("code", [socket.EAI_NONAME, socket.EAI_AGAIN])
+async def test_a_name_that_does_not_exist_is_refused_and_one_that_nobody_tells_is_not_offered(
+    monkeypatch: pytest.MonkeyPatch, code: int
+) -> None:
+    def fail(*_: object) -> None:
+        raise socket.gaierror(code, "why")
+
+    monkeypatch.setattr(socket, "getaddrinfo", fail)
+    offering = CollectiveOffering(host="trainer-0")
+    if code == socket.EAI_AGAIN:
+        assert await offering.prepare(LAYOUT, TENSORS) == []
+        assert offering.problem.startswith("host: 'trainer-0' cannot be resolved now")
+    else:
+        with pytest.raises(SettingsError, match=r"host: 'trainer-0' cannot be resolved: .*why"):
+            await offering.prepare(LAYOUT, TENSORS)
 
 
 async def test_tensors_on_a_cpu_are_not_offered_over_nccl() -> None:

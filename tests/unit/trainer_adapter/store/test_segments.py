@@ -120,6 +120,21 @@ def test_closing_unlinks_everything(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+def test_one_that_leaves_keeps_only_what_a_successor_may_adopt(tmp_path: Path) -> None:
+    pool = SegmentPool(tmp_path)
+    used = _fill(pool, 1)
+    pool.retire(_fill(pool, 2), is_reusable=True)
+    assert pool.make_ahead(2 * AHEAD_BYTES)
+    pool.leave()
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted(
+        [used, f"rolloutbus-{pool.owner}.lock"]
+    )
+    assert sweep(tmp_path) == []
+    assert sweep(tmp_path, min_age_s=0) == [used]
+    SegmentPool(tmp_path).leave()
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_a_segment_that_was_made_ahead_is_taken_next(pool: SegmentPool, tmp_path: Path) -> None:
     size_bytes = AHEAD_BYTES + 1
     assert pool.make_ahead(size_bytes)
