@@ -8,7 +8,7 @@ import numpy as np
 
 from rolloutbus.bus.wire.codec import AnyArray
 from rolloutbus.trainer_adapter.client.core.results import Rollout
-from rolloutbus.trainer_adapter.client.text import TextPieces, Tokenizer, without_stop
+from rolloutbus.trainer_adapter.client.text import TextPieces, Tokenizer, text_until_stop
 from rolloutbus.trainer_adapter.openai.answer_reader import AnswerPiece, Call
 from rolloutbus.trainer_adapter.openai.bodies import (
     Body,
@@ -183,10 +183,12 @@ class ChatAnswers:
         self.texts = texts
         self.new_reader = new_reader
         self.stop = trimmed_stops_of(body)
+        self.min_tokens = body.min_tokens or 0
 
     def choice(self, index: int, rollout: Rollout) -> Json:
         """A whole choice."""
-        text = without_stop(self.texts.of(rollout.tokens.tolist()), self.stop)
+        tokens = rollout.tokens.tolist()
+        text = text_until_stop(self.texts.of, tokens, self.stop, self.min_tokens)
         reader = self.new_reader()
         read: Iterable[AnswerPiece | Call] = [AnswerPiece("content", text)]
         if reader is not None:
@@ -221,7 +223,7 @@ class ChatStream:
     def __init__(self, answers: ChatAnswers, index: int) -> None:
         self._answers = answers
         self._index = index
-        self._pieces = TextPieces(answers.texts.of, answers.stop)
+        self._pieces = TextPieces(answers.texts.of, answers.stop, answers.min_tokens)
         self._reader = answers.new_reader()
         self._n_calls = 0
 
@@ -264,6 +266,7 @@ class CompletionAnswers:
         self.body = body
         self.texts = texts
         self.stop = trimmed_stops_of(body)
+        self.min_tokens = body.min_tokens or 0
         self._echoed = echoed
 
     def echo(self, index: int) -> str:
@@ -272,7 +275,8 @@ class CompletionAnswers:
 
     def choice(self, index: int, rollout: Rollout) -> Json:
         """A whole choice."""
-        text = without_stop(self.texts.of(rollout.tokens.tolist()), self.stop)
+        tokens = rollout.tokens.tolist()
+        text = text_until_stop(self.texts.of, tokens, self.stop, self.min_tokens)
         return {"index": index, "text": self.echo(index) + text, **self.end_of(rollout)}
 
     def stream(self, index: int) -> "CompletionStream":
@@ -299,7 +303,7 @@ class CompletionStream:
     def __init__(self, answers: CompletionAnswers, index: int) -> None:
         self._answers = answers
         self._index = index
-        self._pieces = TextPieces(answers.texts.of, answers.stop)
+        self._pieces = TextPieces(answers.texts.of, answers.stop, answers.min_tokens)
 
     def opening(self) -> Json:
         """The choice of its first chunk."""
