@@ -138,6 +138,19 @@ async def test_sglangs_endpoint_takes_grammars(
     assert re.fullmatch(pattern, reply.json["text"])
 
 
+async def test_bytes_of_tokens_join_to_the_characters_that_they_are_parts_of(
+    user: openai.AsyncOpenAI,
+) -> None:
+    create: Any = user.chat.completions.create
+    asked = {**ANSWERS, "logprobs": True, "top_logprobs": 1, "extra_body": {"regex": "日本é"}}
+    whole = await create(**asked)
+    chunks = [chunk async for chunk in await create(**asked, stream=True)]
+    for choice in (whole.choices[0], chunks[-1].choices[0]):
+        told: list[Any] = choice.logprobs.content[: len("日本é".encode())]
+        assert b"".join(bytes(each.bytes) for each in told).decode() == "日本é"
+        assert [each.top_logprobs[0].bytes for each in told] == [each.bytes for each in told]
+
+
 @pytest.mark.shows("no_stop_trim")
 @pytest.mark.parametrize("is_kept", [False, True])
 async def test_a_text_ends_before_its_stop_text_unless_that_is_to_be_kept(
