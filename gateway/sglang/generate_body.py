@@ -17,10 +17,11 @@ from rolloutbus.gateway.samples import options_in
 from rolloutbus.trainer_adapter.client.asks import GenerateOptions
 from rolloutbus.trainer_adapter.client.core.results import Rollout
 from rolloutbus.trainer_adapter.client.text import (
+    Decode,
     TextPieces,
     Tokenizer,
+    text_until_stop,
     trimmed_stops,
-    without_stop,
 )
 
 TokenIds = list[int]
@@ -212,14 +213,19 @@ def reply_of(
     reply: Json = {"output_ids": tokens, "meta_info": meta}
     if tokenizer is None:
         return reply
-    text = str(tokenizer.decode(tokens, skip_special_tokens=prompts.skip_special))
-    return {"text": without_stop(text, trimmed_stops(prompts.sampling)), **reply}
+    stop, least = trimmed_stops(prompts.sampling), prompts.sampling.min_new_tokens
+    return {"text": text_until_stop(_decode(prompts, tokenizer), tokens, stop, least), **reply}
 
 
 def pieces_of(prompts: Prompts, tokenizer: Tokenizer) -> TextPieces:
     """Makes the text of a sample while it grows."""
-    decode = partial(tokenizer.decode, skip_special_tokens=prompts.skip_special)
-    return TextPieces(decode, trimmed_stops(prompts.sampling))
+    sampling = prompts.sampling
+    decode = _decode(prompts, tokenizer)
+    return TextPieces(decode, trimmed_stops(sampling), sampling.min_new_tokens)
+
+
+def _decode(prompts: Prompts, tokenizer: Tokenizer) -> Decode:
+    return partial(tokenizer.decode, skip_special_tokens=prompts.skip_special)
 
 
 def by_body(error: BusError) -> BusError:

@@ -159,7 +159,13 @@ class SkyRLWeightsApi:
             there = ", ".join(self._methods)
             message = f"{str(method)[:64]!r} cannot be called: {why}; there are {there}"
             raise Refused(Problem("unsupported", message, "not_started", field="method"))
-        told, status = await work(_part(fields, "kwargs"))
+        try:
+            kwargs = _part(fields, "kwargs")
+        except Refused as error:
+            if work == self.update:
+                await self._groups.refuse(None, str(error))
+            raise
+        told, status = await work(kwargs)
         return {"results": [told]}, status
 
     def _answer(
@@ -169,7 +175,8 @@ class SkyRLWeightsApi:
             try:
                 fields = await body_of(request, self._settings.max_body_bytes)
             except (Refused, BodyTooLarge) as error:
-                if work == self.update:
+                # Nobody can tell which method it calls: rank 0 may be sending already.
+                if work in (self.update, self.called):
                     await self._groups.refuse(None, str(error))
                 raise
             return as_json(*await while_connected(request, work(fields)))

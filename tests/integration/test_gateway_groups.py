@@ -266,8 +266,14 @@ async def test_bucket_that_cannot_be_received_ends_the_group(
         (RECEIVE, b"[" + b" " * (64 * MIB)),
         ("/update_weights", b'{"update_info": []}'),
         ("/update_weights", b'{"update_info": '),
+        ("/collective_rpc", b'{"method": "update_weights_nccl", "kwargs": []}'),
+        ("/collective_rpc", b'{"method": "update_weights_nccl", "kwargs": {'),
+        ("/collective_rpc", b"[" + b" " * (64 * MIB)),
     ],
-    ids=["no json", "too large", "no object of SkyRL's", "no json of SkyRL's"],
+    ids=[
+        *("no json", "too large", "no object of SkyRL's", "no json of SkyRL's"),
+        *("no object called", "no json called", "too large called"),
+    ],
 )
 async def test_bucket_that_cannot_be_read_ends_the_only_group(
     served: Gateway, step: Step, path: str, body: bytes
@@ -278,6 +284,25 @@ async def test_bucket_that_cannot_be_read_ends_the_only_group(
         assert reply.status == (413 if len(body) > MIB else 400)
         async with asyncio.timeout(DEADLINE_S):
             assert (await trainer.said())["problem"], "rank 0 waits for nobody"
+
+
+@pytest.mark.parametrize(
+    ("body", "param"),
+    [
+        ({"method": "reload"}, "method"),
+        ({"method": ["update_weights_nccl"]}, "method"),
+        ({"method": "skyrl_start_weight_update", "kwargs": []}, "kwargs"),
+        ({"method": "skyrl_finish_weight_update", "kwargs": {"timeout": 0}}, "timeout"),
+    ],
+)
+async def test_call_that_brings_no_bucket_is_refused_and_the_group_goes_on(
+    served: Gateway, step: Step, body: Json, param: str
+) -> None:
+    async with joined(served) as trainer:
+        called = await served.ask("POST", "/collective_rpc", body)
+        assert (called.status, called.json["error"]["param"]) == (400, param)
+        reply, told = await trainer.send(served, step.file, step.part(0, 1))
+        assert (reply.status, told["problem"]) == (200, "")
 
 
 async def test_bucket_that_cannot_be_read_ends_no_group_of_several(

@@ -138,6 +138,19 @@ async def test_sglangs_endpoint_takes_grammars(
     assert re.fullmatch(pattern, reply.json["text"])
 
 
+async def test_bytes_of_tokens_join_to_the_characters_that_they_are_parts_of(
+    user: openai.AsyncOpenAI,
+) -> None:
+    create: Any = user.chat.completions.create
+    asked = {**ANSWERS, "logprobs": True, "top_logprobs": 1, "extra_body": {"regex": "日本é"}}
+    whole = await create(**asked)
+    chunks = [chunk async for chunk in await create(**asked, stream=True)]
+    for choice in (whole.choices[0], chunks[-1].choices[0]):
+        told: list[Any] = choice.logprobs.content[: len("日本é".encode())]
+        assert b"".join(bytes(each.bytes) for each in told).decode() == "日本é"
+        assert [each.top_logprobs[0].bytes for each in told] == [each.bytes for each in told]
+
+
 @pytest.mark.shows("no_stop_trim")
 @pytest.mark.parametrize("is_kept", [False, True])
 async def test_a_text_ends_before_its_stop_text_unless_that_is_to_be_kept(
@@ -162,6 +175,46 @@ async def test_a_text_ends_before_its_stop_text_unless_that_is_to_be_kept(
     assert re.fullmatch(said, whole.text)
     stream = texts.stream("hi", params, grammar=grammar, deadline_s=DEADLINE_S)
     assert re.fullmatch(said, "".join([piece async for piece in stream]))
+
+
+@pytest.mark.shows("min_new_tokens")
+async def test_a_stop_text_within_the_least_number_of_tokens_stays_in_the_text(
+    served: Gateway, user: openai.AsyncOpenAI, client: RolloutClient
+) -> None:
+    pattern, said, n_tokens, least = "a<end>b<end>[ab]{9}", "a<end>b", len("a<end>b<end>"), 6
+    params = {"max_new_tokens": 40, "min_new_tokens": least, "stop": ["<end>"]}
+
+    asked = {"text": "hi", "sampling_params": {**params, "regex": pattern}}
+    reply = await served.ask("POST", "/generate", asked)
+    assert (reply.json["text"], len(reply.json["output_ids"])) == (said, n_tokens)
+
+    streamed = await served.ask("POST", "/generate", asked | {"stream": True})
+    assert all(said.startswith(event["text"]) for event in streamed.events)
+    assert streamed.events[-1]["text"] == said
+
+    extra = {"regex": pattern, "min_tokens": least}
+    chat = await user.chat.completions.create(
+        **ANSWERS, stream=False, stop="<end>", extra_body=extra
+    )
+    assert chat.choices[0].message.content == said
+    chunks = await user.chat.completions.create(
+        **ANSWERS, stop="<end>", extra_body=extra, stream=True
+    )
+    pieces = [chunk.choices[0].delta.content or "" async for chunk in chunks]
+    assert "".join(pieces) == said
+    prompt: dict[str, Any] = {"model": "tiny", "prompt": "hi", "max_tokens": 40}
+    completion = await user.completions.create(
+        **prompt, stream=False, stop="<end>", extra_body=extra
+    )
+    assert completion.choices[0].text == said
+    stream = await user.completions.create(**prompt, stop="<end>", extra_body=extra, stream=True)
+    assert "".join([chunk.choices[0].text async for chunk in stream]) == said
+
+    options: Any = {"grammar": Grammar("regex", pattern), "deadline_s": DEADLINE_S}
+    texts = TextClient(client, byte_tokenizer())
+    whole = await texts.generate("hi", params, **options)
+    assert (whole.text, len(whole.rollout.tokens)) == (said, n_tokens)
+    assert "".join([piece async for piece in texts.stream("hi", params, **options)]) == said
 
 
 async def test_a_prefix_goes_on_in_its_grammar_when_its_worker_is_killed(

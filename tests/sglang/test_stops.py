@@ -39,6 +39,30 @@ async def test_a_stop_text_ends_a_request_of_token_ids(client: RolloutClient) ->
     assert streamed.tokens == tokens
 
 
+@pytest.mark.shows("min_new_tokens")
+@pytest.mark.parametrize("name", ["stop", "stop_regex"])
+async def test_a_stop_text_within_the_least_number_of_tokens_ends_nothing(
+    client: RolloutClient, name: str
+) -> None:
+    text, case, whole = await a_stop_text(client)
+    n = len(whole.tokens)
+    asked = {"stop": [], name: [text if name == "stop" else re.escape(text)]}
+    asked |= {"max_new_tokens": n + 40, "ignore_eos": True}
+    at_least = {
+        least: await run(
+            client,
+            case._replace(
+                sampling=msgspec.structs.replace(case.sampling, **asked, min_new_tokens=least)
+            ),
+        )
+        for least in (n - 1, n)
+    }
+    assert at_least[n - 1].tokens.tolist() == whole.tokens.tolist()
+    longer = at_least[n].tokens.tolist()
+    assert longer[:n] == whole.tokens.tolist()
+    assert len(longer) > n + 1, "it is not found late, either"
+
+
 @pytest.mark.parametrize("name", ["stop", "stop_regex"])
 async def test_a_stop_text_counts_from_the_first_attempt_on(
     client: RolloutClient, name: str

@@ -73,9 +73,13 @@ character, or no text at all, must not be decoded again and again."""
 class TextPieces:
     """Splits a growing text into pieces; holds back text that may change or begin a stop text."""
 
-    def __init__(self, decode: Decode, stop: Sequence[str] = ()) -> None:
+    def __init__(self, decode: Decode, stop: Sequence[str] = (), min_new_tokens: int = 0) -> None:
+        """`stop`: texts that end it, unless they end within the first `min_new_tokens` tokens."""
         self._decode = decode
         self._stop = stop
+        self._min_new_tokens = min_new_tokens
+        self._n_exempt: int | None = None
+        """Characters of those first tokens; None: not counted yet."""
         self._n_held = max((len(text) for text in stop), default=1) - 1
         self._tokens: list[int] = []
         self._text = ""
@@ -93,6 +97,8 @@ class TextPieces:
         """
         if start < self._n_read:
             self._text, self._n_read, self._n_before = "", 0, 0
+        if start < self._min_new_tokens:
+            self._n_exempt = None
         self._tokens[start:] = tokens
         self._read(is_last=is_last)
         text = self._whole() if is_last else self.text
@@ -107,7 +113,11 @@ class TextPieces:
         return text[: max(0, len(text) - self._n_held)]
 
     def _whole(self) -> str:
-        return without_stop(self._text, self._stop)
+        if not self._stop or len(self._tokens) <= self._min_new_tokens:
+            return self._text
+        if self._n_exempt is None:
+            self._n_exempt = n_chars(self._decode, self._tokens[: self._min_new_tokens])
+        return without_stop(self._text, self._stop, self._n_exempt)
 
     def _read(self, *, is_last: bool) -> None:
         known = self._decode(self._tokens[self._n_before : self._n_read])
@@ -119,10 +129,30 @@ class TextPieces:
             self._n_before, self._n_read = self._n_read, len(self._tokens)
 
 
-def without_stop(text: str, stop: Sequence[str]) -> str:
-    """Returns the text up to the first stop text."""
-    ends = [at for at in map(text.find, stop) if at >= 0]
+def without_stop(text: str, stop: Sequence[str], n_exempt: int = 0) -> str:
+    """Returns the text up to the first stop text that ends after `n_exempt` characters."""
+    # One that begins among them may end after them.
+    found = [text.find(each, max(0, n_exempt - len(each) + 1)) for each in stop]
+    ends = [at for at in found if at >= 0]
     return text[: min(ends)] if ends else text
+
+
+def n_chars(decode: Decode, tokens: list[int]) -> int:
+    """Whole characters of these tokens."""
+    return len(decode(tokens).rstrip(CUT)) if tokens else 0
+
+
+def text_until_stop(
+    decode: Decode, tokens: list[int], stop: Sequence[str], min_new_tokens: int
+) -> str:
+    """Returns the text of an output up to its first stop text.
+
+    One that ends within the first `min_new_tokens` tokens ended nothing, and is kept.
+    """
+    text = decode(tokens)
+    if not stop:
+        return text
+    return without_stop(text, stop, n_chars(decode, tokens[:min_new_tokens]))
 
 
 def trimmed_stops(sampling: SamplingParams) -> Sequence[str]:
@@ -226,7 +256,8 @@ class TextClient:
         to be sampled anew, what was said already stays said.
         """
         prompt = self._tokenizer.encode(text, add_special_tokens=True)
-        pieces = TextPieces(self.decode, trimmed_stops(sampling_of(sampling)))
+        asked = sampling_of(sampling)
+        pieces = TextPieces(self.decode, trimmed_stops(asked), asked.min_new_tokens)
         async for delta in self._client.stream(prompt, sampling, **options):
             is_last = delta.finish_reason is not None
             piece = pieces.add(delta.start, delta.tokens.tolist(), is_last=is_last)
@@ -250,5 +281,6 @@ class TextClient:
         self, prompt: list[int], sampling: SamplingParams, options: GenerateOptions
     ) -> TextRollout:
         rollout = await self._client.generate(prompt, sampling, **options)
-        text = self.decode(rollout.tokens.tolist())
-        return TextRollout(without_stop(text, trimmed_stops(sampling)), rollout)
+        tokens, stop = rollout.tokens.tolist(), trimmed_stops(sampling)
+        text = text_until_stop(self.decode, tokens, stop, sampling.min_new_tokens)
+        return TextRollout(text, rollout)

@@ -8,7 +8,7 @@ import numpy as np
 
 from rolloutbus.bus.wire.codec import AnyArray
 from rolloutbus.trainer_adapter.client.core.results import Rollout
-from rolloutbus.trainer_adapter.client.text import TextPieces, Tokenizer, without_stop
+from rolloutbus.trainer_adapter.client.text import TextPieces, Tokenizer, text_until_stop
 from rolloutbus.trainer_adapter.openai.answer_reader import AnswerPiece, Call
 from rolloutbus.trainer_adapter.openai.bodies import (
     Body,
@@ -18,8 +18,11 @@ from rolloutbus.trainer_adapter.openai.bodies import (
     trimmed_stops_of,
 )
 from rolloutbus.trainer_adapter.openai.formats import Reader
+from rolloutbus.trainer_adapter.openai.token_bytes import token_bytes
 
 TokenText = Callable[[int], str]
+TokenBytes = Callable[[int, str], list[int] | None]
+"""The bytes of a token of this text; None: they cannot be told."""
 
 NEVER = -9999.0
 """OpenAI's logprob of what cannot be sampled."""
@@ -81,7 +84,9 @@ def usage_of(rollouts: Sequence[Rollout], n_prompts: int = 1) -> Json:
     }
 
 
-def chat_logprobs(rollout: Rollout, text_of: TokenText, *, has_ids: bool = False) -> Json:
+def chat_logprobs(
+    rollout: Rollout, text_of: TokenText, bytes_of: TokenBytes, *, has_ids: bool = False
+) -> Json:
     """Logprobs of a chat choice: each token, and the likeliest if they were wanted.
 
     With `has_ids` a token is called `token_id:N`, since several may have the same text.
@@ -90,7 +95,7 @@ def chat_logprobs(rollout: Rollout, text_of: TokenText, *, has_ids: bool = False
     def entry(token: int, logprob: float) -> Json:
         text = text_of(token)
         name = _by_id(token) if has_ids else text
-        return {"token": name, "logprob": logprob, "bytes": list(text.encode())}
+        return {"token": name, "logprob": logprob, "bytes": bytes_of(token, text)}
 
     told = zip(rollout.tokens.tolist(), _finite(rollout.logprobs), _likeliest(rollout), strict=True)
     content = [
@@ -169,6 +174,12 @@ class TokenTexts:
         """Any token by itself."""
         return str(self.tokenizer.decode([token], skip_special_tokens=False))
 
+    def bytes_of_one(self, token: int, text: str) -> list[int] | None:
+        """The bytes of any token by itself, of which `text` is the text; None: nobody can tell."""
+        # Nothing else needs it, so a tokenizer may lack it.
+        name_of = getattr(self.tokenizer, "convert_ids_to_tokens", None)
+        return token_bytes(None if name_of is None else name_of(token), text)
+
 
 class ChatAnswers:
     """The choices of a chat, whole or in pieces."""
@@ -183,10 +194,12 @@ class ChatAnswers:
         self.texts = texts
         self.new_reader = new_reader
         self.stop = trimmed_stops_of(body)
+        self.min_tokens = body.min_tokens or 0
 
     def choice(self, index: int, rollout: Rollout) -> Json:
         """A whole choice."""
-        text = without_stop(self.texts.of(rollout.tokens.tolist()), self.stop)
+        tokens = rollout.tokens.tolist()
+        text = text_until_stop(self.texts.of, tokens, self.stop, self.min_tokens)
         reader = self.new_reader()
         read: Iterable[AnswerPiece | Call] = [AnswerPiece("content", text)]
         if reader is not None:
@@ -207,7 +220,9 @@ class ChatAnswers:
         logprobs = None
         if self.body.logprobs:
             has_ids = bool(self.body.return_tokens_as_token_ids)
-            logprobs = chat_logprobs(rollout, self.texts.of_one, has_ids=has_ids)
+            logprobs = chat_logprobs(
+                rollout, self.texts.of_one, self.texts.bytes_of_one, has_ids=has_ids
+            )
         return {
             "finish_reason": finish_of(rollout.finish_reason, calls_tools=calls_tools),
             "logprobs": logprobs,
@@ -221,7 +236,7 @@ class ChatStream:
     def __init__(self, answers: ChatAnswers, index: int) -> None:
         self._answers = answers
         self._index = index
-        self._pieces = TextPieces(answers.texts.of, answers.stop)
+        self._pieces = TextPieces(answers.texts.of, answers.stop, answers.min_tokens)
         self._reader = answers.new_reader()
         self._n_calls = 0
 
@@ -264,6 +279,7 @@ class CompletionAnswers:
         self.body = body
         self.texts = texts
         self.stop = trimmed_stops_of(body)
+        self.min_tokens = body.min_tokens or 0
         self._echoed = echoed
 
     def echo(self, index: int) -> str:
@@ -272,7 +288,8 @@ class CompletionAnswers:
 
     def choice(self, index: int, rollout: Rollout) -> Json:
         """A whole choice."""
-        text = without_stop(self.texts.of(rollout.tokens.tolist()), self.stop)
+        tokens = rollout.tokens.tolist()
+        text = text_until_stop(self.texts.of, tokens, self.stop, self.min_tokens)
         return {"index": index, "text": self.echo(index) + text, **self.end_of(rollout)}
 
     def stream(self, index: int) -> "CompletionStream":
@@ -299,7 +316,7 @@ class CompletionStream:
     def __init__(self, answers: CompletionAnswers, index: int) -> None:
         self._answers = answers
         self._index = index
-        self._pieces = TextPieces(answers.texts.of, answers.stop)
+        self._pieces = TextPieces(answers.texts.of, answers.stop, answers.min_tokens)
 
     def opening(self) -> Json:
         """The choice of its first chunk."""

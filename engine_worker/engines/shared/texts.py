@@ -65,7 +65,8 @@ def decoder_of(tokenizer: PreTrainedTokenizerFast) -> Decode:
 class StopTexts:
     """The stop texts and patterns of one request, looked for after each of its tokens.
 
-    What began in an earlier attempt counts. Patterns see the whole output so far.
+    What began in an earlier attempt counts. Patterns see the whole output so far. What ends within
+    the first `min_new_tokens` tokens is none.
     """
 
     def __init__(
@@ -74,6 +75,8 @@ class StopTexts:
         texts: Sequence[str],
         patterns: Sequence[str],
         search_s: float | None = SEARCH_S,
+        *,
+        min_new_tokens: int = 0,
     ) -> None:
         """`search_s`: None, where several processes must come to the same end: no limit.
 
@@ -84,8 +87,11 @@ class StopTexts:
         self._texts = texts
         self._patterns = [compiled(pattern) for pattern in patterns]
         self._search_s = search_s
+        self._min_new_tokens = min_new_tokens
         # Whatever lies wholly before the last token was found when that was sampled.
         self._n_tail = BYTES_PER_CHAR * (max(map(len, texts), default=0) + 1)
+        self._n_exempt_output: int | None = None
+        """Characters of the output that no match may end among; None: not counted yet."""
         self._output = ""
         """Text of the tokens read so far; only kept for patterns."""
         self._n_read = 0
@@ -95,10 +101,16 @@ class StopTexts:
 
     def __call__(self, tokens: Sequence[int]) -> bool | Problem:
         """Whether the last of these tokens, all that were generated, completes one."""
+        if len(tokens) <= self._min_new_tokens:
+            return False
         if self._texts:
-            tail = self._decode(tokens[-self._n_tail :])
-            if any(text in tail for text in self._texts):
-                return True
+            first = max(0, len(tokens) - self._n_tail)
+            tail = self._decode(tokens[first:])
+            n_exempt = self._n_exempt(tokens, first)
+            for text in self._texts:
+                # One that begins among the exempt characters may end after them.
+                if tail.find(text, max(0, n_exempt - len(text) + 1)) >= 0:
+                    return True
         return self._matches(tokens) if self._patterns else False
 
     def _matches(self, tokens: Sequence[int]) -> bool | Problem:
@@ -109,9 +121,27 @@ class StopTexts:
         self._output += text[len(known) :]
         self._n_before, self._n_read = self._n_read, len(tokens)
         try:
-            return any(each.search(self._output, timeout=self._search_s) for each in self._patterns)
+            if not self._min_new_tokens:
+                return any(
+                    each.search(self._output, timeout=self._search_s) for each in self._patterns
+                )
+            if self._n_exempt_output is None:
+                self._n_exempt_output = self._n_exempt(tokens, 0)
+            n_exempt = self._n_exempt_output
+            return any(
+                found.end() > n_exempt
+                for each in self._patterns
+                for found in each.finditer(self._output, overlapped=True, timeout=self._search_s)
+            )
         except TimeoutError:
             return TOO_SLOW
+
+    def _n_exempt(self, tokens: Sequence[int], first: int) -> int:
+        """Characters of the text from token `first` on that come before `min_new_tokens`."""
+        if first >= self._min_new_tokens:
+            return 0
+        # A character that is not whole there ends with a later token.
+        return len(self._decode(tokens[first : self._min_new_tokens]).rstrip(CUT))
 
 
 def compiled(pattern: str) -> Any:  # noqa: ANN401 - the package has no types

@@ -430,7 +430,8 @@ class TransformersEngine:
         if texts or patterns:
             assert self._decode is not None, "a feature that is not there"
             try:
-                request.ends_text = StopTexts(self._decode, texts, patterns)
+                least = work.sampling.min_new_tokens
+                request.ends_text = StopTexts(self._decode, texts, patterns, min_new_tokens=least)
             except ValueError as error:
                 return bad_request("sampling.stop_regex", str(error))
         try:

@@ -2,16 +2,21 @@
 
 import pytest
 
-from rolloutbus.trainer_adapter.client.text import MAX_UNREAD, TextPieces, without_stop
+from rolloutbus.trainer_adapter.client.text import (
+    MAX_UNREAD,
+    TextPieces,
+    text_until_stop,
+    without_stop,
+)
 
 
 def decode(tokens: list[int]) -> str:
     return bytes(tokens).decode(errors="replace")
 
 
-def said(text: str, stop: tuple[str, ...] = ()) -> list[str]:
+def said(text: str, stop: tuple[str, ...] = (), least: int = 0) -> list[str]:
     """One byte at a time."""
-    pieces, raw = TextPieces(decode, stop), text.encode()
+    pieces, raw = TextPieces(decode, stop, least), text.encode()
     return [pieces.add(i, [raw[i]], is_last=i == len(raw) - 1) for i in range(len(raw))]
 
 
@@ -28,6 +33,31 @@ def test_the_beginning_of_a_stop_text_is_held_back_until_it_is_none() -> None:
 def test_a_stop_text_and_what_follows_are_not_said(stop: tuple[str, ...]) -> None:
     assert "".join(said("the end.", stop)) == "the "
     assert without_stop("the end.", stop) == "the "
+
+
+@pytest.mark.parametrize(
+    ("text", "stop", "least", "kept"),
+    [
+        ("an end, the end.", ("end",), 6, "an end, the "),
+        ("an end, the end.", ("end",), 5, "an "),
+        ("an end", ("end", "n en"), 6, "an end"),
+        ("an é or é.", ("é",), 4, "an "),  # half of it is among the first four
+        ("an é or é.", ("é",), 5, "an é or "),
+        ("an end", ("end",), 40, "an end"),
+    ],
+)
+def test_a_stop_text_within_the_least_number_of_tokens_is_kept(
+    text: str, stop: tuple[str, ...], least: int, kept: str
+) -> None:
+    assert "".join(said(text, stop, least)) == kept
+    assert text_until_stop(decode, list(text.encode()), stop, least) == kept
+
+
+def test_the_least_number_is_of_the_tokens_that_count_when_work_is_done_anew() -> None:
+    pieces = TextPieces(decode, ("end",), 6)
+    pieces.add(0, list("€ or s".encode()), is_last=False)
+    pieces.add(0, list(b"an end an end"), is_last=True)
+    assert pieces.text == "an end a"
 
 
 def test_what_was_said_stays_said_when_work_is_done_anew() -> None:

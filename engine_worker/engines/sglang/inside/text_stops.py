@@ -68,8 +68,14 @@ def watch(request: SglangObject, rules: Rules, texts: Texts, kept: Sequence[int]
     `kept`: tokens of earlier attempts. If they hold one already, nothing is sampled.
     """
     assert texts.decode is not None, "a feature that is not there"
-    stops = StopTexts(texts.decode, rules.stop, rules.stop_regex, texts.search_s)
-    check = TextCheck(weakref.proxy(request), stops, kept, rules.min_new_tokens)
+    stops = StopTexts(
+        texts.decode,
+        rules.stop,
+        rules.stop_regex,
+        texts.search_s,
+        min_new_tokens=rules.min_new_tokens,
+    )
+    check = TextCheck(weakref.proxy(request), stops, kept)
     request._check_str_based_finish = check  # noqa: SLF001 - the only door
     end = check.end_of_kept()
     if end is not None:
@@ -80,16 +86,13 @@ def watch(request: SglangObject, rules: Rules, texts: Texts, kept: Sequence[int]
 class TextCheck:
     """In place of SGLang's search in one request's output."""
 
-    def __init__(
-        self, request: SglangObject, stops: StopTexts, kept: Sequence[int], min_new_tokens: int
-    ) -> None:
+    def __init__(self, request: SglangObject, stops: StopTexts, kept: Sequence[int]) -> None:
         """`request`: does not keep it alive."""
         self._request = request
         self._stops = stops
         self._tokens = [*kept]
         """All that was generated and read."""
         self._n_kept = len(kept)
-        self._min_new_tokens = min_new_tokens
 
     def end_of_kept(self) -> object | None:
         """SGLang's reason to end, if the kept tokens end it; None: it goes on."""
@@ -121,8 +124,6 @@ class TextCheck:
         return is_stopped and self._request.finished_len <= place
 
     def _end(self) -> object | None:
-        if len(self._tokens) <= self._min_new_tokens:
-            return None
         found = self._stops(self._tokens)
         if found is TOO_SLOW:
             return upstream.abort_reason(TOO_SLOW.message, HTTPStatus.REQUEST_TIMEOUT)

@@ -57,8 +57,8 @@ def checked(
         return "".join(WORDS[token] for token in tokens)
 
     request: Any = Request()
-    stops = StopTexts(decode, texts, patterns)
-    return request, TextCheck(request, stops, kept, least)
+    stops = StopTexts(decode, texts, patterns, min_new_tokens=least)
+    return request, TextCheck(request, stops, kept)
 
 
 def ends_at(request: Request, check: TextCheck, steps: Sequence[Sequence[int]]) -> int | None:
@@ -116,7 +116,9 @@ def test_what_was_kept_may_be_all_of_it() -> None:
 
 def test_a_text_ends_nothing_before_the_least_number_of_tokens() -> None:
     assert checked(kept=[4], least=1)[1].end_of_kept() is None
-    assert ends_at(*checked(least=2), [[4], [5], [5]]) == 3
+    assert ends_at(*checked(least=2), [[4], [5], [5], [5]]) is None
+    assert ends_at(*checked(least=2), [[4], [5], [5], [4]]) == 4
+    assert ends_at(*checked(least=2), [[1], [2], [3, 5]]) == 3
 
 
 def test_a_pattern_that_takes_too_long_ends_its_request_with_the_reason() -> None:

@@ -57,6 +57,30 @@ def test_an_output_stops_with_the_token_that_completes_a_text_or_a_pattern(
     assert found == (None if said is None else len(encode(said)))
 
 
+@pytest.mark.parametrize(
+    ("texts", "patterns", "least", "said"),
+    [
+        (["cd"], [], 3, "cdcd"),
+        (["cd"], [], 1, "cd"),
+        (["é"], [], 5, "cdcdé"),  # half of it is among the first five
+        (["é"], [], 6, None),
+        (["cd", "cdc"], [], 3, "cdcd"),
+        ([], ["c."], 3, "cdcd"),
+        ([], ["c.*"], 3, "cdcd"),
+        ([], ["c.*?d"], 2, "cdcd"),
+        ([], ["^cd"], 2, None),
+        ([], ["é"], 5, "cdcdé"),
+        ([], ["é"], 6, None),
+    ],
+)
+def test_what_ends_within_the_least_number_of_tokens_is_none(
+    texts: list[str], patterns: list[str], least: int, said: str | None
+) -> None:
+    stops = StopTexts(decode, texts, patterns, min_new_tokens=least)
+    found = ends_at(stops, encode("cdcdé" + "g" * 40))
+    assert found == (None if said is None else len(encode(said)))
+
+
 CALLS = [
     "(?R)",
     "(a?(?-1))",
@@ -93,8 +117,9 @@ def test_what_only_looks_like_a_call_is_a_pattern(pattern: str) -> None:
     assert StopTexts(decode, [], [pattern])(encode("aab a1")) is True
 
 
-def test_a_pattern_that_backtracks_without_end_is_given_up() -> None:
-    found = StopTexts(decode, [], [NEVER_DONE])(encode("a" * 60))
+@pytest.mark.parametrize("least", [0, 9])
+def test_a_pattern_that_backtracks_without_end_is_given_up(least: int) -> None:
+    found = StopTexts(decode, [], [NEVER_DONE], min_new_tokens=least)(encode("a" * 60))
     assert isinstance(found, Problem)
     assert (found.code, found.field) == ("bad_request", "sampling.stop_regex")
 

@@ -33,8 +33,12 @@ def rollout() -> Rollout:
     )
 
 
+def no_bytes(_token: int, _text: str) -> None:
+    """Of tokens that have none."""
+
+
 def test_logprobs_are_numbers_that_json_has(rollout: Rollout) -> None:
-    chat = chat_logprobs(rollout, str)
+    chat = chat_logprobs(rollout, str, no_bytes)
     json.dumps(chat, allow_nan=False)
     assert [each["logprob"] for each in chat["content"]] == [-0.5, -9999.0]
     columns = completion_logprobs(rollout, str, 2)
@@ -43,7 +47,7 @@ def test_logprobs_are_numbers_that_json_has(rollout: Rollout) -> None:
 
 
 def test_the_likeliest_stand_beside_their_own_token(rollout: Rollout) -> None:
-    kept, sampled = chat_logprobs(rollout, str)["content"]
+    kept, sampled = chat_logprobs(rollout, str, no_bytes)["content"]
     assert kept["top_logprobs"] == []
     assert [each["token"] for each in sampled["top_logprobs"]] == ["8", "9"]
 
