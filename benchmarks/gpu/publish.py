@@ -264,10 +264,11 @@ class Trainer:
         self._publisher.forget()
 
 
-async def measure(
-    model: Path, weights: Weights, options: argparse.Namespace
-) -> dict[str, dict[str, Any]]:
-    """Publishes among quiet times, way by way, to SGLang engines that are read."""
+Rows = dict[str, dict[str, Any]]
+
+
+async def measure(model: Path, weights: Weights, options: argparse.Namespace, rows: Rows) -> None:
+    """Publishes among quiet times, way by way, to SGLang engines that are read; fills `rows`."""
     slots = max(1, options.streams)
     arguments = {
         "load_format": "dummy",
@@ -285,7 +286,6 @@ async def measure(
         "max_context": MAX_CONTEXT,
         "arguments": arguments,
     }
-    rows: dict[str, dict[str, Any]] = {}
     all_ways: list[Transport] = options.ways
     others: list[Transport] = [w for w in all_ways if options.apart or w == "collective"]
     here: list[Transport] = [w for w in all_ways if w not in others]
@@ -319,14 +319,9 @@ async def measure(
                     name = f"{way}, readers {place}"
                     try:
                         await readers.begun()
-                        row = await measure_way(name, trainer, way, readers, options)
+                        await measure_way(name, trainer, way, readers, options, rows)
                     finally:
                         await readers.close()
-                    if row:
-                        rows[name] = row
-                    if row.get("rounds", 0) < options.rounds:
-                        return rows
-    return rows
 
 
 async def measure_way(
@@ -335,8 +330,9 @@ async def measure_way(
     way: Transport,
     readers: Readers | ReadersElsewhere,
     options: argparse.Namespace,
-) -> dict[str, Any]:
-    """The first publish and others of one row, each told at once; {} if it is stopped too soon."""
+    rows: Rows,
+) -> None:
+    """The first publish and others of one row, each told at once; whatever ends it, it has one."""
     found: list[Publishing] = []
     gaps: list[Gap] = []  # brought piece by piece: all at once would be one of its own
     try:
@@ -349,14 +345,10 @@ async def measure_way(
             found.append(publishing)
             told = json.dumps(told_of(publishing, news))
             _say(f"{name}: publish {number} of {options.rounds}: {told}")
-    except asyncio.CancelledError:
-        if len(found) < 2:
-            _say(f"{name}: stopped before a publish that counts had ended")
-            return {}
-        _say(f"{name}: stopped after {len(found) - 1} of {options.rounds} publishes")
-    row = row_of(found, gaps)
-    _say(f"{name}: {json.dumps(row)}")
-    return row
+    finally:
+        if len(found) > 1:  # the first one has figures of its own
+            rows[name] = row_of(found, gaps)
+            _say(f"{name}: {json.dumps(rows[name])}")
 
 
 def told_of(each: Publishing, gaps: Sequence[Gap]) -> dict[str, Any]:
@@ -480,7 +472,14 @@ def run(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
         raw, first = raw_broadcast_s(weights, options.rounds, folder)
         report |= {"raw_broadcast_ms": _ms(raw), "first_raw_broadcast_ms": _ms(first)}
         _say(f"a broadcast to {torch.cuda.device_count() - 1} GPUs takes {_ms(raw)} ms")
-    return report | {"ways": asyncio.run(measure(folder / "model", weights, options))}
+    rows: Rows = {}
+    try:
+        asyncio.run(measure(folder / "model", weights, options, rows))
+    except KeyboardInterrupt:
+        if not rows:
+            raise
+        _say("stopped: the last row may be of fewer publishes")
+    return report | {"ways": rows}
 
 
 def _say(text: str) -> None:

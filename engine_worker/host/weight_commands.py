@@ -69,8 +69,8 @@ class WeightCommands:
         self._ready: set[int] = set()
         """Those of them that it has, and that were found sound."""
         self._installing: set[int] = set()
-        self._took = ""
-        """Transport of the version that was staged last."""
+        self._asked = ""
+        """Transport that was asked for last."""
         self._judging: dict[int, asyncio.Future[None]] = {}
         specs = weights.specs()
         self._active = ActiveWeights(weights, specs)
@@ -126,12 +126,12 @@ class WeightCommands:
         return self._in_place.agree(body, manifest)
 
     async def _stage(self, body: PrepareUpdate) -> Prepared:
-        if body.transport in _TO_ITS_GPU and self._took not in _TO_ITS_GPU:
+        asked_before, self._asked = self._asked, body.transport
+        if body.transport in _TO_ITS_GPU and asked_before not in _TO_ITS_GPU:
             # The engine keeps that of its own copy: there may be room for one only.
             await self._off_loop(self._weights.give_back_spares)
         before = [self._receiver.staged(each) for each in self._brought if self._receiver.has(each)]
         prepared = await self._receiver.prepare(body, timeout_s=self._timeout_s)
-        self._took = prepared.transport
         self._brought.add(body.version)  # before any wait, in which it may be given up
         for old in [version for version in self._brought if not self._receiver.has(version)]:
             await self._unstage(old)

@@ -217,7 +217,7 @@ class WeightReceiver:
     async def _fetch(self, store: BulkLink, ask: PrepareUpdate) -> tuple[Staged, str]:
         """Fetch by the transport that was asked for, else by the nearest; returns why, too."""
         manifest = await self._fitting(store, ask)
-        # Others may wait for a whole version here instead of a delta: they get none of a mapping.
+        # The way of a delta ends with the whole version by `tcp`, which is passed on to others.
         is_near = manifest.host == host_id() and ask.transport != "delta"
         nearest = ["shm"] if is_near else []
         why: list[str] = []

@@ -5,6 +5,7 @@ import torch
 
 from rolloutbus import RolloutClient, SamplingParams, WeightPublisher
 from rolloutbus.launcher.settings import UpOptions
+from rolloutbus.trainer_adapter.publisher.collective import CollectiveOffering
 from tests.integration.live_fleet import DEADLINE_S
 
 pytestmark = [
@@ -40,6 +41,16 @@ async def test_all_workers_take_version_after_version_from_the_broadcast(
             [1, 2, 3], SamplingParams(max_new_tokens=4), deadline_s=DEADLINE_S, versions="latest"
         )
         assert [version for version, _ in ended.version_runs] == [published.version]
+    publisher.forget()
+
+
+async def test_workers_meet_at_a_host_that_is_given_by_its_name(client: RolloutClient) -> None:
+    publisher = WeightPublisher(client)
+    publisher.offer("collective", CollectiveOffering(host="localhost"))
+    published = await publisher.publish(
+        weights(2.5), transport="collective", require="all", deadline_s=DEADLINE_S
+    )
+    assert published.transport == dict.fromkeys(WORKERS, "collective"), published.why
     publisher.forget()
 
 

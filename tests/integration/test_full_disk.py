@@ -151,7 +151,7 @@ async def test_a_store_whose_ledger_cannot_be_written_ends_and_the_next_has_its_
         assert others == []
         assert said.startswith("error: the store ends, as its ledger cannot be written: ")
         assert "versions.ledger: File too large; the versions are kept in shared memory" in said
-        assert said.endswith("and start the store again with the same directory")
+        assert said.endswith("and only then start the store again with the same directory")
         await harness.start()
         assert await harness.digests_kept(1) == digests
         assert (await publishing).version == 2

@@ -128,6 +128,11 @@ async def test_an_engine_gives_its_spare_memory_back_before_a_version_comes_to_i
         assert prepared.why == "this worker cannot take weights by cuda_ipc"
         assert giving_back.n_calls == 1
         assert isinstance(await worker.commit(version), Committed)
+        await worker.prepare(model(4.0), "cuda_ipc")
+        assert giving_back.n_calls == 1  # it would be made anew for each version
+        await worker.prepare(model(5.0), "shm")
+        await worker.prepare(model(6.0), "collective")
+        assert giving_back.n_calls == 2
 
 
 @pytest.mark.parametrize("is_given_up", [False, True], ids=["wanted", "given up"])

@@ -65,6 +65,8 @@ Decode = Callable[[list[int]], str]
 
 CUT = "\N{REPLACEMENT CHARACTER}"
 """The replacement character: a decoder returns it for an incomplete character."""
+BYTES_PER_CHAR = 4
+"""Of UTF-8: a character may be spread over so many tokens."""
 MAX_UNREAD = 64
 """Tokens, far more than a character has, after which text is taken as it is: what never becomes a
 character, or no text at all, must not be decoded again and again."""
@@ -139,7 +141,12 @@ def without_stop(text: str, stop: Sequence[str], n_exempt: int = 0) -> str:
 
 def n_chars(decode: Decode, tokens: list[int]) -> int:
     """Whole characters of these tokens."""
-    return len(decode(tokens).rstrip(CUT)) if tokens else 0
+    # One that is cut may make a decoder doubt those before it: it is left out with its tokens.
+    for n in range(len(tokens), max(0, len(tokens) - BYTES_PER_CHAR), -1):
+        text = decode(tokens[:n])
+        if not text.endswith(CUT):
+            return len(text)
+    return len(decode(tokens).rstrip(CUT)) if len(tokens) >= BYTES_PER_CHAR else 0
 
 
 def text_until_stop(

@@ -8,7 +8,7 @@ import numpy as np
 
 from rolloutbus.bus.wire.codec import AnyArray
 from rolloutbus.trainer_adapter.client.core.results import Rollout
-from rolloutbus.trainer_adapter.client.text import TextPieces, Tokenizer, text_until_stop
+from rolloutbus.trainer_adapter.client.text import CUT, TextPieces, Tokenizer, text_until_stop
 from rolloutbus.trainer_adapter.openai.answer_reader import AnswerPiece, Call
 from rolloutbus.trainer_adapter.openai.bodies import (
     Body,
@@ -176,9 +176,11 @@ class TokenTexts:
 
     def bytes_of_one(self, token: int, text: str) -> list[int] | None:
         """The bytes of any token by itself, of which `text` is the text; None: nobody can tell."""
+        if CUT not in text:
+            return list(text.encode())
         # Nothing else needs it, so a tokenizer may lack it.
         name_of = getattr(self.tokenizer, "convert_ids_to_tokens", None)
-        return token_bytes(None if name_of is None else name_of(token), text)
+        return None if name_of is None else token_bytes(name_of(token), text)
 
 
 class ChatAnswers:

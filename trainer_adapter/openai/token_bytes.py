@@ -7,20 +7,18 @@ and not what.
 import re
 from collections.abc import Mapping
 
-from rolloutbus.trainer_adapter.client.text import CUT
-
 _BYTE_PIECE = re.compile("<0x([0-9A-F]{2})>")
 """What sentencepiece calls a byte."""
 
 
 def token_bytes(name: object, text: str) -> list[int] | None:
-    """The bytes of a token, 0 to 255 each; None: they cannot be told.
+    """The bytes of such a token, 0 to 255 each; None: they cannot be told.
 
     Args:
         name: what the vocabulary calls it.
         text: what it is decoded to, by itself.
     """
-    if CUT not in text or name == text:
+    if name == text:
         return list(text.encode())
     if not isinstance(name, str):
         return None

@@ -13,6 +13,7 @@ import time
 from collections.abc import Sequence
 from datetime import timedelta
 from functools import partial
+from ipaddress import ip_address
 from typing import Literal
 
 import torch
@@ -156,14 +157,13 @@ class Rendezvous:
 
 
 async def _address_of(host: str, timeout_s: float) -> str:
-    """The address that a host's name stands for; an address stands for itself.
+    """The address that a host's name stands for, of IPv4 if it has one; of an address itself.
 
     Raises:
         SettingsError: there is no such host.
         OSError: this cannot be found out now.
     """
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    look_up = partial(socket.getaddrinfo, host, 0, family, socket.SOCK_STREAM)
+    look_up = partial(socket.getaddrinfo, host, 0, socket.AF_UNSPEC, socket.SOCK_STREAM)
     try:
         async with asyncio.timeout(timeout_s):
             # Nothing can stop it: at its end Python would wait for any other thread.
@@ -171,10 +171,14 @@ async def _address_of(host: str, timeout_s: float) -> str:
     except TimeoutError as error:
         raise TimeoutError(f"no answer within {timeout_s:g} s") from error
     except (socket.gaierror, UnicodeError) as error:
-        if isinstance(error, socket.gaierror) and error.errno == socket.EAI_AGAIN:
+        if isinstance(error, socket.gaierror) and error.errno not in _NO_SUCH_HOST:
             raise
         raise SettingsError(f"host: {host!r} cannot be resolved: {first_line(error)}") from error
-    return str(found[0][4][0])
+    nearest = min(found, key=lambda each: each[0] != socket.AF_INET)
+    return str(nearest[4][0])
+
+
+_NO_SUCH_HOST = {socket.EAI_NONAME, socket.EAI_NODATA}
 
 
 BUCKET_BYTES = 256 << 20
@@ -274,11 +278,11 @@ class CollectiveOffering:
             self.problem = f"no rendezvous at {self._host}: {first_line(error)}"
             _log.warning("%s", self.problem)
             return []
-        is_local = self._host in {"127.0.0.1", "::1"}
+        is_local = ip_address(address.partition("%")[0]).is_loopback
         return [
             Offer(
                 "collective",
-                at=f"{self._host}:{self._rendezvous.port}",
+                at=f"{address}:{self._rendezvous.port}",
                 host=host_id() if is_local else "",
                 backend=self._backend,
                 buckets=buckets,

@@ -5,7 +5,8 @@
     await offering.serve()  # a task beside that command; cancel it when the command has ended
     await offering.close()  # in any case, also after a failure
 
-The store gets the bytes too: an offer that fails costs time, never the update.
+The store gets the bytes too: an offer that fails costs time, not the update. Only settings that
+cannot be right end it, with a SettingsError of `prepare`.
 """
 
 from collections.abc import Collection, Iterable, Iterator, Sequence

@@ -138,8 +138,14 @@ class StoreContents:
         self.ledger.close()
 
     def leave(self) -> None:
-        """Let go of everything after an error: the next store finds the versions in memory."""
-        self.pool.leave()
+        """Let go of everything after an error: the next store finds the versions in memory.
+
+        Where a takeover could not be written down it would look for other names: they are gone.
+        """
+        if self._taken_over:
+            self.pool.close()
+        else:
+            self.pool.leave()
         self.ledger.close()
 
     def _adopt_all(self) -> None:

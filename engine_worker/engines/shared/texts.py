@@ -16,6 +16,9 @@ CUT = "\N{REPLACEMENT CHARACTER}"
 SEARCH_S = 0.25
 """For the patterns of one request after one token: one that backtracks without end must not hold
 the other requests up."""
+LOOK_BACK_CHARS = 256
+"""Of the text of `min_new_tokens`, in which matches of patterns may begin: each is looked at again
+after each token."""
 _CALL = regex.compile(r"\(\?(?:R|[-+]?[0-9]|&|P>)")
 """Python's `re` has none, and one that calls itself without end heeds no limit of time."""
 _INERT = regex.compile(r"(?s)\\.|\(\?#[^)]*\)|\[\^?\]?(?:\\.|[^\]\\])*\]")
@@ -128,20 +131,27 @@ class StopTexts:
             if self._n_exempt_output is None:
                 self._n_exempt_output = self._n_exempt(tokens, 0)
             n_exempt = self._n_exempt_output
+            first = max(0, n_exempt - LOOK_BACK_CHARS)
             return any(
                 found.end() > n_exempt
                 for each in self._patterns
-                for found in each.finditer(self._output, overlapped=True, timeout=self._search_s)
+                for found in each.finditer(
+                    self._output, first, overlapped=True, timeout=self._search_s
+                )
             )
         except TimeoutError:
             return TOO_SLOW
 
     def _n_exempt(self, tokens: Sequence[int], first: int) -> int:
         """Characters of the text from token `first` on that come before `min_new_tokens`."""
-        if first >= self._min_new_tokens:
-            return 0
-        # A character that is not whole there ends with a later token.
-        return len(self._decode(tokens[first : self._min_new_tokens]).rstrip(CUT))
+        exempt = tokens[first : self._min_new_tokens]
+        # A character that is not whole there ends with a later token, and may make a decoder doubt
+        # those before it: it is left out with its tokens.
+        for n in range(len(exempt), max(0, len(exempt) - BYTES_PER_CHAR), -1):
+            text = self._decode(exempt[:n])
+            if not text.endswith(CUT):
+                return len(text)
+        return len(self._decode(exempt).rstrip(CUT)) if len(exempt) >= BYTES_PER_CHAR else 0
 
 
 def compiled(pattern: str) -> Any:  # noqa: ANN401 - the package has no types

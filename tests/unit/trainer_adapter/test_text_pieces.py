@@ -3,6 +3,7 @@
 import pytest
 
 from rolloutbus.trainer_adapter.client.text import (
+    CUT,
     MAX_UNREAD,
     TextPieces,
     text_until_stop,
@@ -51,6 +52,25 @@ def test_a_stop_text_within_the_least_number_of_tokens_is_kept(
 ) -> None:
     assert "".join(said(text, stop, least)) == kept
     assert text_until_stop(decode, list(text.encode()), stop, least) == kept
+
+
+def decode_as_runs(tokens: list[int]) -> str:
+    """As sentencepiece does: a run of bytes that is cut at its end is one of unknown characters."""
+    try:
+        return bytes(tokens).decode()
+    except UnicodeDecodeError:
+        return CUT * len(tokens)
+
+
+@pytest.mark.parametrize(("least", "kept"), [(5, "éé"), (6, "éééa"), (3, "é"), (1, "")])
+def test_a_cut_character_leaves_those_before_it_within_the_least_number(
+    least: int, kept: str
+) -> None:
+    tokens = list("éééa".encode())
+    assert text_until_stop(decode_as_runs, tokens, ["é"], least) == kept
+    pieces = TextPieces(decode_as_runs, ["é"], least)
+    streamed = [pieces.add(i, [each], is_last=i == 6) for i, each in enumerate(tokens)]
+    assert "".join(streamed) == kept
 
 
 def test_the_least_number_is_of_the_tokens_that_count_when_work_is_done_anew() -> None:

@@ -12,7 +12,7 @@ import torch
 from rolloutbus.bus.wire.messages.endings import Problem
 from rolloutbus.bus.wire.messages.generation import Generate, Prefix, SamplingParams
 from rolloutbus.engine_worker.engine import Work
-from rolloutbus.engine_worker.engines.shared.texts import StopTexts
+from rolloutbus.engine_worker.engines.shared.texts import CUT, LOOK_BACK_CHARS, StopTexts
 from rolloutbus.engine_worker.features import missing
 from tests.sglang.models import byte_tokenizer, save_model
 from tests.step_log import StepLog, key
@@ -79,6 +79,34 @@ def test_what_ends_within_the_least_number_of_tokens_is_none(
     stops = StopTexts(decode, texts, patterns, min_new_tokens=least)
     found = ends_at(stops, encode("cdcdé" + "g" * 40))
     assert found == (None if said is None else len(encode(said)))
+
+
+def test_a_match_may_begin_within_one_that_is_none() -> None:
+    stops = StopTexts(decode, [], ["cc|cd"], min_new_tokens=2)
+    assert ends_at(stops, encode("ccdg")) == 3
+
+
+@pytest.mark.parametrize(("n_between", "counts"), [(100, True), (2 * LOOK_BACK_CHARS, False)])
+def test_a_match_begins_in_the_last_characters_of_the_least_number_of_tokens(
+    n_between: int, *, counts: bool
+) -> None:
+    said = "c" + "g" * n_between
+    stops = StopTexts(decode, [], ["cg*d"], min_new_tokens=len(said))
+    assert ends_at(stops, encode(said + "ddd")) == (len(said) + 1 if counts else None)
+
+
+def decode_as_runs(tokens: Sequence[int]) -> str:
+    """As sentencepiece does: a run of bytes that is cut at its end is one of unknown characters."""
+    raw = bytes(tokens)
+    try:
+        return raw.decode()
+    except UnicodeDecodeError:
+        return CUT * len(raw)
+
+
+def test_a_cut_character_leaves_those_before_it_within_the_least_number_of_tokens() -> None:
+    stops = StopTexts(decode_as_runs, ["é"], [], min_new_tokens=5)
+    assert ends_at(stops, list("éééa".encode())) == 6
 
 
 CALLS = [
