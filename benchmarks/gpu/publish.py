@@ -332,7 +332,7 @@ async def measure_way(
     options: argparse.Namespace,
     rows: Rows,
 ) -> None:
-    """The first publish and others of one row, each told at once; whatever ends it, it has one."""
+    """The first publish and others of one row, each told at once; puts the row into `rows`."""
     found: list[Publishing] = []
     gaps: list[Gap] = []  # brought piece by piece: all at once would be one of its own
     try:

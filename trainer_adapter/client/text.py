@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Protocol, Unpack
 
+from rolloutbus.bus.cut_characters import CUT, n_whole_chars
 from rolloutbus.bus.strict_calls import Described, shown, strict
 from rolloutbus.bus.wire.errors import SettingsError
 from rolloutbus.bus.wire.messages.generation import SamplingParams
@@ -63,10 +64,6 @@ def load_tokenizer(path: Path) -> TokenizerFile:
 
 Decode = Callable[[list[int]], str]
 
-CUT = "\N{REPLACEMENT CHARACTER}"
-"""The replacement character: a decoder returns it for an incomplete character."""
-BYTES_PER_CHAR = 4
-"""Of UTF-8: a character may be spread over so many tokens."""
 MAX_UNREAD = 64
 """Tokens, far more than a character has, after which text is taken as it is: what never becomes a
 character, or no text at all, must not be decoded again and again."""
@@ -118,7 +115,8 @@ class TextPieces:
         if not self._stop or len(self._tokens) <= self._min_new_tokens:
             return self._text
         if self._n_exempt is None:
-            self._n_exempt = n_chars(self._decode, self._tokens[: self._min_new_tokens])
+            exempt = self._tokens[: self._min_new_tokens]
+            self._n_exempt = n_whole_chars(self._decode, exempt)
         return without_stop(self._text, self._stop, self._n_exempt)
 
     def _read(self, *, is_last: bool) -> None:
@@ -139,16 +137,6 @@ def without_stop(text: str, stop: Sequence[str], n_exempt: int = 0) -> str:
     return text[: min(ends)] if ends else text
 
 
-def n_chars(decode: Decode, tokens: list[int]) -> int:
-    """Whole characters of these tokens."""
-    # One that is cut may make a decoder doubt those before it: it is left out with its tokens.
-    for n in range(len(tokens), max(0, len(tokens) - BYTES_PER_CHAR), -1):
-        text = decode(tokens[:n])
-        if not text.endswith(CUT):
-            return len(text)
-    return len(decode(tokens).rstrip(CUT)) if len(tokens) >= BYTES_PER_CHAR else 0
-
-
 def text_until_stop(
     decode: Decode, tokens: list[int], stop: Sequence[str], min_new_tokens: int
 ) -> str:
@@ -159,7 +147,7 @@ def text_until_stop(
     text = decode(tokens)
     if not stop:
         return text
-    return without_stop(text, stop, n_chars(decode, tokens[:min_new_tokens]))
+    return without_stop(text, stop, n_whole_chars(decode, tokens[:min_new_tokens]))
 
 
 def trimmed_stops(sampling: SamplingParams) -> Sequence[str]:

@@ -6,9 +6,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from rolloutbus.bus.cut_characters import CUT
 from rolloutbus.bus.wire.codec import AnyArray
 from rolloutbus.trainer_adapter.client.core.results import Rollout
-from rolloutbus.trainer_adapter.client.text import CUT, TextPieces, Tokenizer, text_until_stop
+from rolloutbus.trainer_adapter.client.text import TextPieces, Tokenizer, text_until_stop
 from rolloutbus.trainer_adapter.openai.answer_reader import AnswerPiece, Call
 from rolloutbus.trainer_adapter.openai.bodies import (
     Body,

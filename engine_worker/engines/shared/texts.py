@@ -7,12 +7,9 @@ from typing import Any
 import regex
 from transformers import PreTrainedTokenizerFast
 
+from rolloutbus.bus.cut_characters import BYTES_PER_CHAR, CUT, n_whole_chars
 from rolloutbus.bus.wire.messages.endings import Problem
 
-BYTES_PER_CHAR = 4
-"""Of UTF-8: a character may be spread over so many tokens."""
-CUT = "\N{REPLACEMENT CHARACTER}"
-"""What a decoder returns for an incomplete character."""
 SEARCH_S = 0.25
 """For the patterns of one request after one token: one that backtracks without end must not hold
 the other requests up."""
@@ -144,14 +141,7 @@ class StopTexts:
 
     def _n_exempt(self, tokens: Sequence[int], first: int) -> int:
         """Characters of the text from token `first` on that come before `min_new_tokens`."""
-        exempt = tokens[first : self._min_new_tokens]
-        # A character that is not whole there ends with a later token, and may make a decoder doubt
-        # those before it: it is left out with its tokens.
-        for n in range(len(exempt), max(0, len(exempt) - BYTES_PER_CHAR), -1):
-            text = self._decode(exempt[:n])
-            if not text.endswith(CUT):
-                return len(text)
-        return len(self._decode(exempt).rstrip(CUT)) if len(exempt) >= BYTES_PER_CHAR else 0
+        return n_whole_chars(self._decode, tokens[first : self._min_new_tokens])
 
 
 def compiled(pattern: str) -> Any:  # noqa: ANN401 - the package has no types

@@ -2,8 +2,8 @@
 
 import pytest
 
+from rolloutbus.bus.cut_characters import CUT
 from rolloutbus.trainer_adapter.client.text import (
-    CUT,
     MAX_UNREAD,
     TextPieces,
     text_until_stop,

@@ -9,10 +9,11 @@ import numpy as np
 import pytest
 import torch
 
+from rolloutbus.bus.cut_characters import CUT
 from rolloutbus.bus.wire.messages.endings import Problem
 from rolloutbus.bus.wire.messages.generation import Generate, Prefix, SamplingParams
 from rolloutbus.engine_worker.engine import Work
-from rolloutbus.engine_worker.engines.shared.texts import CUT, LOOK_BACK_CHARS, StopTexts
+from rolloutbus.engine_worker.engines.shared.texts import LOOK_BACK_CHARS, StopTexts
 from rolloutbus.engine_worker.features import missing
 from tests.sglang.models import byte_tokenizer, save_model
 from tests.step_log import StepLog, key

@@ -11,8 +11,8 @@ import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
+from rolloutbus.bus.cut_characters import CUT
 from rolloutbus.trainer_adapter.client.core.results import Rollout
-from rolloutbus.trainer_adapter.client.text import CUT
 from rolloutbus.trainer_adapter.openai.answers import ChatAnswers, token_texts
 from rolloutbus.trainer_adapter.openai.bodies import ChatBody, body_of
 from tests.chat_templates import TEMPLATES, tokenizer_of
