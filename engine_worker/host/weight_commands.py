@@ -128,7 +128,7 @@ class WeightCommands:
     async def _stage(self, body: PrepareUpdate) -> Prepared:
         asked_before, self._asked = self._asked, body.transport
         if body.transport in _TO_ITS_GPU and asked_before not in _TO_ITS_GPU:
-            # The engine keeps that of its own copy: there may be room for one only.
+            # It keeps memory for a copy of its own: there may be room for one copy only.
             await self._off_loop(self._weights.give_back_spares)
         before = [self._receiver.staged(each) for each in self._brought if self._receiver.has(each)]
         prepared = await self._receiver.prepare(body, timeout_s=self._timeout_s)

@@ -354,7 +354,7 @@ class Reservations:
             fleet.watch(kind, self._heard)
 
     def client_gone(self, client: str) -> None:
-        """Mark the versions of a client that has left to be given back: nobody publishes them."""
+        """Note the versions of a client that has left; the next ticks give them back."""
         for key in self._by_client.pop(client, []):
             if len(self._abandoned) < MAX_ABANDONED:
                 self._abandoned[key] = None

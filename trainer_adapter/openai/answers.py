@@ -164,7 +164,7 @@ class TokenTexts:
     skip_special: bool
 
     def of(self, tokens: Sequence[int]) -> str:
-        """Without special tokens at its end, whatever else is kept."""
+        """The text of an answer's tokens, without the special ones at its end."""
         n = len(tokens)
         while n and int(tokens[n - 1]) in self.special_ids:
             n -= 1
@@ -172,11 +172,11 @@ class TokenTexts:
         return str(self.tokenizer.decode(ids, skip_special_tokens=self.skip_special))
 
     def of_one(self, token: int) -> str:
-        """Any token by itself."""
+        """The text of one token by itself."""
         return str(self.tokenizer.decode([token], skip_special_tokens=False))
 
     def bytes_of_one(self, token: int, text: str) -> list[int] | None:
-        """The bytes of any token by itself, of which `text` is the text; None: nobody can tell."""
+        """The bytes of one token by itself, whose text is `text`; None: the tokenizer has none."""
         if CUT not in text:
             return list(text.encode())
         # Nothing else needs it, so a tokenizer may lack it.

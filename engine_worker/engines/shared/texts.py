@@ -91,7 +91,7 @@ class StopTexts:
         # Whatever lies wholly before the last token was found when that was sampled.
         self._n_tail = BYTES_PER_CHAR * (max(map(len, texts), default=0) + 1)
         self._n_exempt_output: int | None = None
-        """Characters of the output that no match may end among; None: not counted yet."""
+        """The last place in the output where no match may end yet; None: not counted yet."""
         self._output = ""
         """Text of the tokens read so far; only kept for patterns."""
         self._n_read = 0
@@ -121,12 +121,9 @@ class StopTexts:
         self._output += text[len(known) :]
         self._n_before, self._n_read = self._n_read, len(tokens)
         try:
-            if not self._min_new_tokens:
-                return any(
-                    each.search(self._output, timeout=self._search_s) for each in self._patterns
-                )
             if self._n_exempt_output is None:
-                self._n_exempt_output = self._n_exempt(tokens, 0)
+                # Without a least number even a match of no characters counts, at the beginning.
+                self._n_exempt_output = self._n_exempt(tokens, 0) if self._min_new_tokens else -1
             n_exempt = self._n_exempt_output
             first = max(0, n_exempt - LOOK_BACK_CHARS)
             return any(

@@ -69,38 +69,25 @@ def test_way_that_nobody_offers_is_not_taken() -> None:
 
 
 @pytest.mark.parametrize(
-    ("transport", "target", "why"),
+    ("forced", "target", "taken", "why"),
     [
-        ("shm", _target(), "shm: the store is on another host"),
-        ("shm", _target(host="host-a", transports=["tcp"]), "shm: this worker cannot take"),
-        ("cuda_ipc", _target(gpu="GPU-1"), "cuda_ipc: it is offered on another host"),
-        ("delta", _target(), "delta: it has no weights that a delta could be applied to"),
-        ("disk", _target(), "disk: the publisher does not offer it"),
-        ("collective", _target()._replace(is_able=False), "collective: it cannot begin now"),
+        ("shm", _target(), "tcp", "the store is on another host"),
+        ("shm", _target(host="host-a", transports=["tcp"]), "tcp", "this worker cannot take"),
+        ("cuda_ipc", _target(gpu="GPU-1"), "tcp", "it is offered on another host"),
+        ("cuda_ipc", _target(host="host-a"), "shm", "it has no GPU"),
+        ("delta", _target(), "tcp", "it has no weights that a delta could be applied to"),
+        ("delta", _target(host="host-a"), "shm", "it has no weights that a delta could be"),
+        ("disk", _target(), "tcp", "the publisher does not offer it"),
+        ("collective", _target()._replace(is_able=False), "tcp", "it cannot begin now"),
+        ("collective", _target(host="host-a")._replace(is_able=False), "shm", "it cannot begin"),
     ],
 )
-def test_worker_that_cannot_take_the_forced_way_gets_tcp_and_the_reason(
-    transport: TransportChoice, target: Target, why: str
+def test_worker_that_cannot_take_the_forced_way_gets_the_nearest_one_and_the_reason(
+    forced: TransportChoice, target: Target, taken: str, why: str
 ) -> None:
-    way = _way(target, _body(GPU, GROUP, transport=transport))
-    assert way.transport == "tcp"
-    assert way.why.startswith(why)
-
-
-@pytest.mark.parametrize(
-    ("transport", "target", "why"),
-    [
-        ("cuda_ipc", _target(host="host-a"), "cuda_ipc: it has no GPU"),
-        ("collective", _target(host="host-a")._replace(is_able=False), "collective: it cannot"),
-        ("delta", _target(host="host-a"), "delta: it has no weights that a delta could be"),
-    ],
-)
-def test_on_the_stores_host_a_worker_that_cannot_take_the_forced_way_gets_shm_and_the_reason(
-    transport: TransportChoice, target: Target, why: str
-) -> None:
-    way = _way(target, _body(GPU, GROUP, transport=transport))
-    assert way.transport == "shm"
-    assert way.why.startswith(why)
+    way = _way(target, _body(GPU, GROUP, transport=forced))
+    assert way.transport == taken
+    assert way.why.startswith(f"{forced}: {why}")
 
 
 def test_a_copy_goes_to_another_gpu_of_the_host_where_the_publisher_asks_for_it() -> None:
