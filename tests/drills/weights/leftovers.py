@@ -11,8 +11,8 @@ from rolloutbus.bus.weights.shm import SHM_DIR
 
 MAX_SEGMENTS = 16
 """Of one store: what it keeps, what it reuses, what is being written."""
-MAX_LISTENING = 1
-"""Of a trainer between two publications: its last rendezvous may not have been collected yet."""
+MAX_LISTENING = 2
+"""Of a trainer that keeps a group: the rendezvous where it was made, and gloo's own."""
 _LISTEN = "0A"
 _OWNER = re.compile(r'"owner":"([0-9a-f]{16})"')
 

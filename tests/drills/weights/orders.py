@@ -1,5 +1,7 @@
 """What the drill and its trainer say to each other, a line of JSON each."""
 
+from typing import Literal
+
 import msgspec
 
 from rolloutbus.bus.wire.messages.weights import InFlight, TransportChoice, UpdateMode
@@ -16,6 +18,10 @@ class Order(msgspec.Struct, frozen=True, omit_defaults=True):
     mode: UpdateMode = "staged"
     in_flight: InFlight = "keep"
     require: str = "any"
+
+
+Forget = Literal["forget"]
+"""Give back what is kept from one publication to the next."""
 
 
 class Told(msgspec.Struct, frozen=True, omit_defaults=True):

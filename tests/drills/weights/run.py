@@ -67,6 +67,8 @@ async def run_weight_faults(
                     reports.append(await drill.run(number, case))
                 on_progress(str(reports[-1]))
             problems = await _lasting(drill.leftovers)
+            rig.trainer.forget()
+            problems += await _lasting(drill.kept)
             drill.owners |= owners_in(rig.ledger)
             grown = growths(before, usages_of(rig.pids))
             problems += [f"{kind}: {each.problem}" for kind, each in grown.items() if each.problem]
@@ -165,6 +167,11 @@ class Drill:
             problems.append(f"the trainer listens on {n_sockets} sockets")
         hosts = {name: len(rig.fleet.host_pids(name)) for name in rig.fleet.worker_names}
         return [*problems, *(f"{name} has {n} engine hosts" for name, n in hosts.items() if n != 1)]
+
+    def kept(self) -> list[str]:
+        """What a trainer that was told to forget still keeps."""
+        n_sockets = n_listening(self._rig.trainer.pid)
+        return [f"the trainer has forgotten, and listens on {n_sockets} sockets"] * (n_sockets > 0)
 
     def _order(self, case: Case | None = None, require: str = "any") -> Order:
         self._n_orders += 1

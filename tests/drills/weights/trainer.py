@@ -15,7 +15,7 @@ from rolloutbus.trainer_adapter.publisher.collective import CollectiveOffering
 from rolloutbus.trainer_adapter.publisher.publisher import WeightPublisher
 from rolloutbus.trainer_adapter.publisher.transfer import PublishOptions
 from tests.drills.chaos.records import HistoryWriter, Offered, PublicationOutcome, Settled
-from tests.drills.weights.orders import Order, Told, TrainerSettings
+from tests.drills.weights.orders import Forget, Order, Told, TrainerSettings
 
 SHAPES = {"embed.weight": (8, 4), "head.weight": (4,)}
 """Of the fake engine's tensors, float32."""
@@ -34,8 +34,11 @@ async def serve(settings: TrainerSettings) -> ActorExit:
             publisher.offer("collective", CollectiveOffering(timeout_s=GROUP_TIMEOUT_S))
             announce_ready()
             while line := await orders.readline():
-                order = msgspec.json.decode(line, type=Order)
-                await _publish(publisher, order, settings.deadline_s, history)
+                order = msgspec.json.decode(line, type=Order | Forget)
+                if order == "forget":
+                    publisher.forget()
+                else:
+                    await _publish(publisher, order, settings.deadline_s, history)
     return ActorExit.STOPPED
 
 

@@ -9,7 +9,7 @@ import msgspec
 
 from rolloutbus.bus.actor.process import read_ready
 from rolloutbus.launcher.plan import environment, python
-from tests.drills.weights.orders import Order, Told, TrainerSettings
+from tests.drills.weights.orders import Forget, Order, Told, TrainerSettings
 
 
 class TrainerDied(Exception):
@@ -60,10 +60,12 @@ class TrainerProcess:
 
     def publish(self, order: Order) -> None:
         """Have it publish; see `reached` and `outcome`."""
-        assert self._process is not None
-        assert self._process.stdin is not None
         self.last = Told("waiting")
-        self._process.stdin.write(msgspec.json.encode(order) + b"\n")
+        self._order(order)
+
+    def forget(self) -> None:
+        """Have it give back what it keeps between publications; nothing says when it has."""
+        self._order("forget")
 
     async def reached(self, is_so: Callable[[Told], bool], timeout_s: float) -> bool:
         """Wait until `is_so` of what it says. False: it has ended without."""
@@ -82,6 +84,11 @@ class TrainerProcess:
         if self._process is not None and self._process.returncode is None:
             self._process.kill()
             await self._process.wait()
+
+    def _order(self, order: Order | Forget) -> None:
+        assert self._process is not None
+        assert self._process.stdin is not None
+        self._process.stdin.write(msgspec.json.encode(order) + b"\n")
 
     async def _line(self) -> bytes:
         assert self._process is not None
