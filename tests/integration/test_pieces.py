@@ -262,7 +262,7 @@ async def test_a_block_is_left_only_when_none_of_its_puts_writes_any_more(
 ) -> None:
     """The place that it writes to is the next version's then."""
     model = weights(seed)
-    begun, go = threading.Event(), threading.Event()
+    begun, go, leaves = threading.Event(), threading.Event(), asyncio.Event()
     copied: list[Judgement] = []
     put_now = pieces.put
 
@@ -280,11 +280,19 @@ async def test_a_block_is_left_only_when_none_of_its_puts_writes_any_more(
             async with publisher.begin(layout=layout_of(model), deadline_s=DEADLINE_S) as update:
                 putting = asyncio.create_task(update.put("w0", model["w0"]))
                 assert await asyncio.to_thread(begun.wait, DEADLINE_S)
-                asyncio.get_running_loop().call_later(0.2, go.set)
+                leaves.set()
                 raise _OwnError(putting)
 
+        leaving = asyncio.create_task(left())
+        async with asyncio.timeout(DEADLINE_S):
+            await leaves.wait()
+        for _ in range(20):  # turns of the loop: more than it takes to ask for anything
+            await asyncio.sleep(0)
+        asked = [*harness.asked]
+        go.set()
         with pytest.raises(_OwnError) as caught:
-            await left()
+            await leaving
+        assert asked == ["reserve_version"]  # nothing was given back while it wrote
         assert len(copied) == 1
         with pytest.raises(LocalProtocolError, match="the block of this update has ended"):
             await caught.value.putting

@@ -1,8 +1,10 @@
 """What a store holds: its ledger, segments and files, taken over from the store before it.
 
 A store that crashed left its sealed segments in shared memory; its successor on the same
-directory adopts them, so that late workers can still catch up. After a restart of the whole machine
-shared memory is empty, and the last committed version of each policy is read back from its files.
+directory adopts them, so that late workers can still catch up. They keep their names, so that a
+successor which dies before it could write anything down loses none. After a restart of the whole
+machine shared memory is empty, and the last committed version of each policy is read back from its
+files.
 """
 
 from collections.abc import Iterator
@@ -48,13 +50,14 @@ class StoreContents:
         former_owners: list[str] = []
         retired: list[VersionKey] = []
         self.table.restore(_noting(self.ledger.read(), former_owners, retired))
-        self.pool = SegmentPool(shm_dir)
+        self.pool = SegmentPool(shm_dir, former_owners[-1] if former_owners else "")
         self._dropped: list[VersionKey] = []
         """Versions of the ledger whose bytes are gone."""
         self.files = WeightFiles(Path(disk), self.pool.owner) if disk else None
         if self.files is not None:
             self._tidy(self.files, former_owners, retired)
         self._adopt_all()
+        self.pool.drop_others()
         self.trouble = ""
         """Why nothing can be written to the ledger; empty: it can."""
         self._taken_over: list[Record] = [Opened(self.pool.owner), *self.table.snapshot()]
@@ -63,7 +66,7 @@ class StoreContents:
             self._record()
         except OSError as error:
             self._note_trouble(error)
-        sweep(shm_dir, dead_owners=frozenset(former_owners))
+        sweep(shm_dir)
 
     def make_room(self, size_bytes: int = 0) -> None:
         """Be sure that so many bytes of records can be written down, before they are decided on.
@@ -138,38 +141,33 @@ class StoreContents:
         self.ledger.close()
 
     def leave(self) -> None:
-        """Let go of everything after an error: the next store finds the versions in memory.
-
-        Where a takeover could not be written down it would look for other names: they are gone.
-        """
-        if self._taken_over:
-            self.pool.close()
-        else:
-            self.pool.leave()
+        """Let go of everything after an error: the next store finds the versions in memory."""
+        self.pool.leave()
         self.ledger.close()
 
     def _adopt_all(self) -> None:
-        """A segment may hold several versions: it is renamed once, and dropped with the last."""
+        """A segment may hold several versions: it is adopted once, and dropped with the last."""
         by_segment: dict[str, list[StoredVersion]] = {}
         for stored in self.table.pullable():
             by_segment.setdefault(stored.segment, []).append(stored)
         for segment, sharing in by_segment.items():
-            adopted = self._adopted(segment, sharing[0])
+            if self._is_adopted(segment, sharing[0]):
+                continue
             for stored in sharing:
-                stored.segment = adopted or self._read_back(stored)
+                stored.segment = self._read_back(stored)
                 if not stored.segment:
                     self._drop(stored)
 
-    def _adopted(self, segment: str, stored: StoredVersion) -> str:
-        """The segment's new name; empty if it or its bytes are gone."""
+    def _is_adopted(self, segment: str, stored: StoredVersion) -> bool:
+        """Whether the segment is there, and now this store's; not if it or its bytes are gone."""
         try:
-            name = self.pool.adopt(segment, stored.size_bytes)
+            self.pool.adopt(segment, stored.size_bytes)
         except SegmentGone:
-            return ""
-        if first_mismatch(self.pool.content(name), stored.tensors) is not None:
-            self.pool.retire(name, is_reusable=False)
-            return ""
-        return name
+            return False
+        if first_mismatch(self.pool.content(segment), stored.tensors) is not None:
+            self.pool.retire(segment, is_reusable=False)
+            return False
+        return True
 
     def _read_back(self, stored: StoredVersion) -> str:
         """A new segment with the last committed version's files; empty if it cannot be had."""

@@ -39,8 +39,8 @@ class LedgerUnsure(BusError):
         """`path` is the file or directory that could not be written."""
         super().__init__(
             f"the store ends, as its ledger cannot be written: {path}: {error.strerror}; the "
-            "versions are kept in shared memory: mend that disk, or make room on it, and only then "
-            "start the store again with the same directory"
+            "versions are kept in shared memory: mend that disk, or make room on it, and start the "
+            "store again with the same directory"
         )
 
 

@@ -3,7 +3,8 @@
 Pages of a fresh segment cost ten times the copy into it, so retired segments wait here for a
 version of their size. A segment is rewritten only under an exclusive `flock`, which a reader's
 pin denies. Which store owns a segment is in its name; the owner holds a lock file for life, so
-that anyone can tell, across process namespaces too, whose segments are left over.
+that anyone can tell, across process namespaces too, whose segments are left over. A store that
+goes on after one that died becomes the same owner: no name changes that a ledger knows.
 """
 
 import fcntl
@@ -30,6 +31,10 @@ AHEAD_BYTES = 64 * 1024 * 1024
 """Made ahead at once; smaller segments are made when they are needed."""
 SWEEP_AGE_S = 60.0
 """A store's lock file this old, and not locked, belongs to a store that will not be restarted."""
+_DYING_S = 1.0
+"""For the kernel to take a lock from a process that was killed."""
+_PACE_S = 0.01
+"""Between two tries to get it."""
 
 
 class StoreFull(OSError):
@@ -57,9 +62,11 @@ class _Unfinished:
 class SegmentPool:
     """All segments of one store process. Not thread-safe, but `content` may be used anywhere."""
 
-    def __init__(self, directory: Path = SHM_DIR) -> None:
+    def __init__(self, directory: Path = SHM_DIR, former_owner: str = "") -> None:
+        """`former_owner` is that of a store that died, whose segments are to be adopted, if any."""
         self._directory = directory
-        self.owner, self._lock_fd = _become_owner(directory)
+        same = _same_owner(directory, former_owner) if former_owner else None
+        self.owner, self._lock_fd = same or _new_owner(directory)
         """16 hex digits in the name of everything this pool makes."""
         self._used: dict[str, _Segment] = {}
         self._retired: list[_Segment] = []
@@ -145,20 +152,21 @@ class SegmentPool:
         self._ahead = None
         return False
 
-    def adopt(self, name: str, size_bytes: int) -> str:
-        """Take over a sealed segment of a store that died; returns its new name.
+    def adopt(self, name: str, size_bytes: int) -> None:
+        """Take over a sealed segment of the store that died.
 
         Raises:
-            SegmentGone: it is not there any more.
+            SegmentGone: it is not there any more, or its owner is another store.
         """
-        segment = _map(name, open_segment(self._directory, name, size_bytes, os.O_RDWR))
-        try:
-            self._rename(segment)
-        except SegmentGone:
-            os.close(segment.fd)
-            raise
-        self._used[segment.name] = segment
-        return segment.name
+        if not name.startswith(self._prefix):
+            raise SegmentGone(f"segment {name} is another store's")
+        self._used[name] = _map(name, open_segment(self._directory, name, size_bytes, os.O_RDWR))
+
+    def drop_others(self) -> None:
+        """Unlink what the store that died left behind and is not in use now."""
+        for path in self._directory.glob(f"{self._prefix}*"):
+            if path.name not in self._used:
+                path.unlink(missing_ok=True)
 
     def close(self) -> None:
         """Unlink everything; pinned segments live on until their readers let go."""
@@ -291,24 +299,23 @@ class SegmentPool:
             raise SegmentGone(f"segment {segment.name} was deleted") from error
         segment.name = name
 
+    @property
+    def _prefix(self) -> str:
+        return f"rolloutbus-{self.owner}-"
+
     def _new_name(self) -> str:
-        return f"rolloutbus-{self.owner}-{secrets.token_hex(8)}"
+        return f"{self._prefix}{secrets.token_hex(8)}"
 
     def _unlink(self, segment: _Segment | _Unfinished) -> None:
         (self._directory / segment.name).unlink(missing_ok=True)
         os.close(segment.fd)
 
 
-def sweep(
-    directory: Path = SHM_DIR,
-    *,
-    min_age_s: float = SWEEP_AGE_S,
-    dead_owners: frozenset[str] = frozenset(),
-) -> list[str]:
+def sweep(directory: Path = SHM_DIR, *, min_age_s: float = SWEEP_AGE_S) -> list[str]:
     """Unlink the segments of this user's stores that are dead; returns the segments' names.
 
     A store that died less than `min_age_s` ago may be about to be restarted and to adopt its
-    segments: it is left alone, unless it is in `dead_owners`.
+    segments: it is left alone.
     """
     swept: list[str] = []
     for lock in directory.glob("rolloutbus-*.lock"):
@@ -318,7 +325,7 @@ def sweep(
         except OSError:  # another user's, or another sweep was faster
             continue
         is_old = time.time() - os.fstat(fd).st_mtime >= min_age_s
-        if (is_old or owner in dead_owners) and _try_lock(fd):
+        if is_old and _try_lock(fd):
             for path in sorted(directory.glob(f"rolloutbus-{owner}-*")):
                 path.unlink(missing_ok=True)
                 swept.append(path.name)
@@ -327,7 +334,28 @@ def sweep(
     return swept
 
 
-def _become_owner(directory: Path) -> tuple[str, int]:
+def _same_owner(directory: Path, owner: str) -> tuple[str, int] | None:
+    """The owner, with its lock; None if another process has that, as the store of a copied ledger.
+
+    Then its segments are not to be adopted: that store lives, or a sweep is deleting them.
+    """
+    path = _lock_path(directory, owner)
+    try:
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    except OSError:  # another user's
+        return None
+    give_up_at = time.monotonic() + _DYING_S
+    while not (is_locked := _try_lock(fd)) and time.monotonic() < give_up_at:
+        time.sleep(_PACE_S)
+    status = os.fstat(fd)
+    if is_locked and status.st_nlink and status.st_uid == os.geteuid():
+        os.utime(fd)  # should this store die at once, the time for a successor runs from now on
+        return owner, fd
+    os.close(fd)
+    return None
+
+
+def _new_owner(directory: Path) -> tuple[str, int]:
     while True:
         owner = secrets.token_hex(8)
         path = _lock_path(directory, owner)

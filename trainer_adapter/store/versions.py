@@ -19,7 +19,7 @@ class Opened(msgspec.Struct, frozen=True, tag="opened"):
     """A store process took over the ledger."""
 
     owner: str
-    """In the names of all segments it makes."""
+    """In the names of all its segments; the store after it becomes the same owner."""
 
 
 class Assigned(msgspec.Struct, frozen=True, tag="assigned"):

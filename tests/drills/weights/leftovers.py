@@ -18,7 +18,7 @@ _OWNER = re.compile(r'"owner":"([0-9a-f]{16})"')
 
 
 def owners_in(ledger: Path) -> set[str]:
-    """Who owns segments, as a store's ledger tells: each of its lives has another name."""
+    """Who owns segments, as a store's ledger tells: one, as long as no other process had it."""
     try:
         return set(_OWNER.findall(ledger.read_text(encoding="utf-8")))
     except FileNotFoundError:

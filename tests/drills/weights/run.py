@@ -107,7 +107,7 @@ class Drill:
         self._clock = BootClock()
         self._n_orders = 0
         self.owners: set[str] = set()
-        """Of segments: one for each life of the store."""
+        """Of segments, in all lives of the store."""
 
     async def warm_up(self) -> None:
         """Take every way once: what a process loads for it, it keeps."""

@@ -1,7 +1,8 @@
 """A version belongs to the fleet whose store gave it its number, and is settled there."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Sequence
+import threading
+from collections.abc import AsyncGenerator, Callable, Generator, Sequence
 from typing import cast
 
 import pytest
@@ -160,6 +161,25 @@ class LostStoreTrainer(Trainer):
         raise PeerLost("the store is gone")
 
 
+class LostTensors(HeldTensors):
+    """Tensors that a GPU writes late, and that cannot be copied."""
+
+    def __init__(self) -> None:
+        super().__init__({"a": torch.zeros(4)})
+        self.is_waited_for, self.are_written = threading.Event(), threading.Event()
+        self.may_fail = threading.Event()
+        self.were_written = False
+
+    def wait_written(self) -> None:
+        self.is_waited_for.set()
+        self.were_written = self.are_written.wait(15.0)
+
+    def buckets(self) -> Generator[Sequence[torch.Tensor]]:
+        assert self.may_fail.wait(30.0)
+        raise RuntimeError("the device is lost")
+        yield self.held
+
+
 @pytest.fixture
 def trainer(bench: Bench) -> Trainer:
     bench.say("members", Members([], fleet="x"))
@@ -303,6 +323,43 @@ async def test_a_name_that_is_looked_up_slowly_does_not_put_the_deadline_off(
                 await publication.write(HeldTensors({"a": torch.zeros(4)}))
         await slow_names.asked()
     assert trainer.asked == ["reserve_version", "settle_version"]
+
+
+def _collective(bench: Bench, offering: CollectiveOffering) -> Publication:
+    trainer = BusyStoreTrainer(bench)
+    trainer.go.set()
+    offerings = {"collective": offering}
+    policy = Policy(trainer, "default", None, WeightWriter(), Soundness(), offerings)
+    return Publication(policy, UpdateOptions(transport="collective", deadline_s=60.0))
+
+
+async def test_a_copy_that_fails_ends_a_publication_whatever_its_offering_waits_for(
+    bench: Bench, slow_names: SlowNames
+) -> None:
+    offering = CollectiveOffering(host=slow_names.HOST, timeout_s=15.0)
+    source = LostTensors()
+    source.are_written.set()
+    async with asyncio.timeout(30.0), _collective(bench, offering) as publication:
+        writing = asyncio.create_task(publication.write(source))
+        await slow_names.asked()
+        source.may_fail.set()
+        with pytest.raises(RuntimeError, match="the device is lost"):
+            await writing
+    assert "no answer within 15 s" not in offering.problem  # it was not waited for
+
+
+async def test_the_event_loop_goes_on_while_an_offering_waits_for_what_a_gpu_writes(
+    bench: Bench,
+) -> None:
+    source = LostTensors()
+    async with asyncio.timeout(30.0), _collective(bench, CollectiveOffering()) as publication:
+        writing = asyncio.create_task(publication.write(source))
+        assert await asyncio.to_thread(source.is_waited_for.wait, 20.0)
+        source.are_written.set()
+        source.may_fail.set()
+        with pytest.raises(RuntimeError, match="the device is lost"):
+            await writing
+    assert source.were_written
 
 
 async def test_a_number_that_comes_after_the_deadline_is_not_the_latest(

@@ -57,6 +57,31 @@ def test_a_stop_text_is_cut_off_unless_it_is_to_stay() -> None:
     assert Sampling.of({"max_tokens": 1, "stop": "x"}).cut_at == ("x",)
 
 
+class Letters(Turns):
+    """A tokenizer whose tokens are letters; the special one is a bar."""
+
+    def decode(self, token_ids: list[int], *, skip_special_tokens: bool) -> str:
+        text = "".join(map(chr, token_ids))
+        return text.replace("|", "") if skip_special_tokens else text
+
+
+@pytest.mark.parametrize(
+    ("asked", "text"),
+    [
+        ({"stop": "x"}, "a"),
+        ({"stop": "x", "min_tokens": 2}, "axb"),  # the first one is too early to end it
+        ({"stop": "x", "include_stop_str_in_output": True}, "axbx"),
+        ({"stop": "x", "min_tokens": 2, "skip_special_tokens": False}, "axb|"),
+        ({}, "axbx"),
+    ],
+)
+def test_a_text_ends_before_the_stop_text_that_ended_its_response(
+    asked: dict[str, Any], text: str
+) -> None:
+    tokens = list(b"axb|x")
+    assert Sampling.of({"max_tokens": 9, **asked}).text_of(tokens, Letters()) == text
+
+
 def test_masks_go_to_the_request() -> None:
     sampling = Sampling.of({"max_tokens": 1, "action_mask": [1, 2], "disallowed_tokens": None})
     assert sampling.options == {"action_mask": [1, 2]}

@@ -28,7 +28,6 @@ from rolloutbus.bus.wire.messages.control import MemoryTag, ServerFacts
 from rolloutbus.bus.wire.messages.generation import CloseSession
 from rolloutbus.trainer_adapter.client.asks import BatchOptions, GenerateOptions
 from rolloutbus.trainer_adapter.client.core.results import Rollout, RolloutCancelled
-from rolloutbus.trainer_adapter.client.text import text_until_stop
 from rolloutbus.trainer_adapter.frameworks.skyrl.link import FleetOptions, Link, link_of
 from rolloutbus.trainer_adapter.frameworks.skyrl.sampling import Sampling, checked_input
 from rolloutbus.trainer_adapter.frameworks.skyrl.weights import (
@@ -335,15 +334,10 @@ class FleetEngine(InferenceEngineInterface):
         return [[_rollout_in(row) for row in group] for group in await self._run(batch)]
 
     def _output(self, rollouts: Sequence[Rollout], sampling: Sampling) -> Json:
-        decode = functools.partial(
-            self._tokenizer.decode, skip_special_tokens=sampling.skips_special
-        )
-        least = sampling.params.min_new_tokens
         told = [each.behaviour_logprobs.tolist() for each in rollouts]
         return {
             "responses": [
-                text_until_stop(decode, each.tokens.tolist(), sampling.cut_at, least)
-                for each in rollouts
+                sampling.text_of(each.tokens.tolist(), self._tokenizer) for each in rollouts
             ],
             "response_ids": [each.tokens.tolist() for each in rollouts],
             "stop_reasons": [each.finish_reason for each in rollouts],

@@ -2,10 +2,12 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Self
 
 from rolloutbus.bus.wire.messages.generation import SamplingParams
 from rolloutbus.trainer_adapter.client.asks import GenerateOptions
+from rolloutbus.trainer_adapter.client.text import text_until_stop
 from rolloutbus.trainer_adapter.openai.bodies import (
     options_of,
     refusal,
@@ -72,6 +74,11 @@ class Sampling:
             skips_special=body.skip_special_tokens,
             cut_at=() if keeps_stop else tuple(params.stop),
         )
+
+    def text_of(self, tokens: list[int], tokenizer: ChatTokenizer) -> str:
+        """The text of a response, up to the stop text that ended it."""
+        decode = partial(tokenizer.decode, skip_special_tokens=self.skips_special)
+        return text_until_stop(decode, tokens, self.cut_at, self.params.min_new_tokens)
 
 
 def checked_input(

@@ -1,4 +1,5 @@
 import errno
+import shutil
 import tracemalloc
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
@@ -19,7 +20,6 @@ from rolloutbus.trainer_adapter.store.ledger import (
     LedgerUnsure,
     sync_directory,
 )
-from rolloutbus.trainer_adapter.store.segments import SegmentPool
 from rolloutbus.trainer_adapter.store.versions import Assigned, CommitRecord, Retired, Sealed
 
 LAYOUT = lay_out([("a", "F32", (16, 4)), ("b", "BF16", (8,))])
@@ -31,20 +31,19 @@ class Host:
 
     def __init__(self, root: Path) -> None:
         self.disk = root / "disk"
+        self.shm = root / "shm"
         self._root = root
-        (root / "shm").mkdir()
-        self._left_behind: list[SegmentPool] = []
+        self.shm.mkdir()
         self.contents = self.start()
 
     def start(self, directory: str = "store") -> StoreContents:
         """A store starts on what is there."""
-        self.contents = StoreContents(self._root / directory, self._root / "shm", str(self.disk))
+        self.contents = StoreContents(self._root / directory, self.shm, str(self.disk))
         return self.contents
 
     def crash(self) -> None:
         """The store dies; shared memory outlives it."""
-        self.contents.ledger.close()
-        self._left_behind.append(self.contents.pool)
+        self.contents.leave()
 
     def reboot(self) -> None:
         """Shared memory is gone, too."""
@@ -52,8 +51,6 @@ class Host:
 
     def close(self) -> None:
         self.contents.close()
-        for pool in self._left_behind:
-            pool.close()
 
     def publish(self, version: int, seed: int, *, is_on_disk: bool = True) -> Sealed:
         """A version, sealed and committed."""
@@ -101,6 +98,31 @@ def test_a_crashed_store_leaves_its_versions_to_the_next(host: Host, seed: int) 
     host.crash()
     host.start()
     assert host.held() == [1, 2]
+
+
+def test_what_a_store_that_was_killed_had_not_sealed_is_not_left_in_memory(
+    host: Host, seed: int
+) -> None:
+    sealed = host.publish(1, seed)
+    lock = host.shm / f"rolloutbus-{host.contents.pool.owner}.lock"
+    unfinished = host.shm / f"rolloutbus-{host.contents.pool.owner}-{'0' * 16}"
+    unfinished.touch()
+    host.crash()
+    host.start()
+    assert sorted(host.shm.iterdir()) == sorted([host.shm / sealed.segment, lock])
+
+
+def test_a_store_on_a_copy_of_a_living_stores_ledger_takes_nothing_from_it(
+    host: Host, seed: int, tmp_path: Path
+) -> None:
+    host.publish(1, seed)
+    shutil.copytree(tmp_path / "store", tmp_path / "copy")
+    copied = StoreContents(tmp_path / "copy", host.shm)
+    assert (copied.table.pullable(), copied.table.assigned) == ([], {"p": 1})
+    copied.close()
+    host.crash()
+    host.start()
+    assert host.held() == [1]
 
 
 def test_versions_that_share_a_segment_still_share_it(host: Host, seed: int) -> None:
@@ -205,6 +227,21 @@ def test_a_store_that_starts_on_a_full_disk_serves_what_was_and_says_so(
         host.crash()
     host.start()
     assert (host.held(), host.contents.table.committed) == ([1, 2], {"p": 2})
+
+
+def test_a_store_that_ends_before_its_disk_has_room_leaves_all_versions_to_the_next(
+    host: Host, seed: int, full_disk: Callable[..., AbstractContextManager[None]]
+) -> None:
+    host.publish(1, seed)
+    host.publish(2, seed, is_on_disk=False)
+    host.crash()
+    with full_disk():
+        for _ in range(2):
+            assert host.start().trouble
+            host.crash()
+    host.start()
+    assert (host.held(), host.contents.trouble) == ([1, 2], "")
+    assert len([*host.shm.iterdir()]) == 3  # two segments, one lock
 
 
 def test_a_store_does_not_start_on_a_ledger_that_a_power_cut_might_undo(

@@ -3,7 +3,9 @@ import resource
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -295,13 +297,65 @@ def test_segments_of_dead_stores_are_swept_and_those_of_living_ones_stay(
     )
 
 
-def test_a_successor_adopts_the_bytes_of_a_dead_store(pool: SegmentPool, tmp_path: Path) -> None:
+def test_each_successor_adopts_the_bytes_of_a_dead_store(tmp_path: Path) -> None:
     (left,) = _die_with_segments(tmp_path)
-    name = pool.adopt(left, 100)
-    assert sweep(tmp_path, min_age_s=0) == []
-    pin = SegmentReader(tmp_path).pin(name, 100)
-    assert pin.content.tolist() == [5] * 100
-    pin.release()
+    owner = left.split("-")[1]
+    lock = tmp_path / f"rolloutbus-{owner}.lock"
+    for _ in range(2):
+        os.utime(lock, (0, 0))  # it died long ago
+        pool = SegmentPool(tmp_path, owner)
+        assert lock.stat().st_mtime > 0  # from now on there is time for the next one
+        pool.adopt(left, 100)
+        assert sweep(tmp_path, min_age_s=0) == []
+        pin = SegmentReader(tmp_path).pin(left, 100)
+        assert pin.content.tolist() == [5] * 100
+        pin.release()
+        pool.leave()
+    assert sweep(tmp_path, min_age_s=0) == [left]
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_segments_of_a_living_store_are_not_adopted(pool: SegmentPool, tmp_path: Path) -> None:
+    name = _fill(pool, 1)
+    other = SegmentPool(tmp_path, pool.owner)
+    with pytest.raises(SegmentGone, match="another store's"):
+        other.adopt(name, 100)
+    other.close()
+    assert (tmp_path / name).exists()
+
+
+def _instead(act: Callable[[], None], _s: float) -> None:
+    """Something happens while somebody sleeps."""
+    act()
+
+
+def test_a_lock_that_the_kernel_has_not_taken_from_a_killed_store_yet_is_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dying = SegmentPool(tmp_path)
+    left = _fill(dying, 1)
+    monkeypatch.setattr(time, "sleep", partial(_instead, dying.leave))
+    successor = SegmentPool(tmp_path, dying.owner)
+    successor.adopt(left, 100)
+    successor.close()
+
+
+def test_a_store_whose_lock_was_swept_meanwhile_or_is_another_users_becomes_another_owner(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    swept = SegmentPool(tmp_path)
+    with monkeypatch.context() as patched:
+        # Deletes the lock, then lets go of it.
+        patched.setattr(time, "sleep", partial(_instead, swept.close))
+        other = SegmentPool(tmp_path, swept.owner)
+    assert other.owner != swept.owner
+    other.close()
+    (tmp_path / f"rolloutbus-{swept.owner}.lock").touch()
+    uid = os.geteuid()
+    monkeypatch.setattr(os, "geteuid", lambda: uid + 1)
+    other = SegmentPool(tmp_path, swept.owner)
+    assert other.owner != swept.owner
+    other.close()
 
 
 @pytest.mark.parametrize("kind", [SegmentReader, SegmentWriter])
