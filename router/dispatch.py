@@ -70,6 +70,8 @@ class Dispatcher:
         problem = self._validation.problem_of(client, entry)
         if problem is None and entry.place is not None and entry.place.worker:
             problem = absence_of(self._context, entry.place)
+        if problem is not None and problem.code == "busy" and self._may_be_claimed(entry.place):
+            return
         if problem is not None:
             self._context.count("busy_refused" if problem.code == "busy" else "bad_requests")
             self._context.to_client(client.name, Entry("refused", entry.rid, body=pack(problem)))
@@ -80,7 +82,7 @@ class Dispatcher:
             if not self._place(request, now):
                 self._table.waiting.add(request, is_tried=True)
             return
-        if request.place.outlives_client and not _may_be_detached(self._context, client, entry):
+        if request.place.outlives_client and not self._may_be_detached(request):
             return
         if self._health.is_watching and not self._health.admitted(request):
             return
@@ -254,11 +256,29 @@ class Dispatcher:
             return not self._context.may_miss_commits
         return rule.kind != "min-tag"
 
+    def _may_be_claimed(self, place: Placement | None) -> bool:
+        """Whether a worker that has told this router nothing yet may have it.
+
+        Such a request is never refused as `busy`: that would say that nobody has begun it. What
+        there is no room for stays unanswered, and its client sends it again.
+        """
+        return self._context.is_recovering and place is not None and place.resend
+
+    def _may_be_detached(self, request: Request) -> bool:
+        """Whether a detached request is taken; one that is over has come late, and is dropped."""
+        context = self._context
+        if request.rid in context.detached.over:
+            context.count("late_copies")
+            return False
+        if context.detached.is_full and request.state != "parked":
+            problem = refusal("busy", "too many detached requests are held", retry_after_ms=1000)
+            context.refuse(request.client, request.rid, problem)
+        return not context.detached.is_full
+
     def _made(self, client: ClientRecord, entry: Entry, now: float) -> Request:
         place = entry.place or Placement("")
         if place.cost <= 0:
             place = msgspec.structs.replace(place, cost=_cost_in(entry))
-        is_parked = place.resend and self._context.is_recovering
         rule = None if place.versions == "any" else self._validation.rule(place.versions)
         self._table.n_arrived = order = self._table.n_arrived + 1
         return Request(
@@ -266,7 +286,7 @@ class Dispatcher:
             client.name,
             client.principal,
             place,
-            "parked" if is_parked else "queued",
+            "parked" if self._may_be_claimed(place) else "queued",
             rule,
             entry.body,
             now + entry.deadline_ms / 1000,
@@ -429,18 +449,6 @@ def _are_own(client: ClientRecord, body: Ack) -> bool:
         if not rid.startswith(own):
             return False
     return not body.over or all(rid.startswith(own) for rid in body.over)
-
-
-def _may_be_detached(context: Context, client: ClientRecord, entry: Entry) -> bool:
-    """Whether a detached request is taken; one that is over has come late, and is dropped."""
-    if entry.rid in context.detached.over:
-        context.count("late_copies")
-    elif context.detached.is_full:
-        problem = refusal("busy", "too many detached requests are held", retry_after_ms=1000)
-        context.refuse(client.name, entry.rid, problem)
-    else:
-        return True
-    return False
 
 
 def _keep_prompt(

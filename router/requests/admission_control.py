@@ -173,11 +173,14 @@ class AdmissionControl:
         self._chance = chance
 
     def admits(self, request: Request, lane: Lane | None, now: float) -> bool:
-        """Whether there is room and time for it; if not, it is refused. May push another out."""
+        """Whether there is room and time for it; if not, it is refused. May push another out.
+
+        A parked one is not refused, since somebody may run it: its client hears nothing, and sends
+        it again.
+        """
         waiting = self._table.waiting
-        if request.state == "parked":
-            lane = None  # somebody may run it already
-        hint = _too_late(request, lane, now) if lane is not None else ""
+        is_parked = request.state == "parked"
+        hint = _too_late(request, lane, now) if lane is not None and not is_parked else ""
         if hint:
             self._refuse(request, hint)
             return False
@@ -185,8 +188,8 @@ class AdmissionControl:
             return True
         displaced = waiting.to_displace(request)
         if displaced is None:
-            hint = f"{len(waiting)} requests wait already; submit again later"
-            self._refuse(request, hint)
+            if not is_parked:
+                self._refuse(request, f"{len(waiting)} requests wait already; submit again later")
             return False
         displaced.advance("displaced")
         self._refuse(displaced, "clients with less in the queue need its place")
