@@ -236,6 +236,7 @@ class Dispatcher:
         """Queues the requests that no worker claimed in time after the router came back."""
         for request in [r for r in self._table if r.state == "parked"]:
             request.advance("recovered")
+            request.may_run_elsewhere = request.place.outlives_client  # at a worker that is cut off
             self._table.waiting.add(request)
         self._table.waiting.is_untried = True  # what is committed is known as well as ever
         self.dispatch_waiting(now)
@@ -270,7 +271,7 @@ class Dispatcher:
         if request.rid in context.detached.over:
             context.count("late_copies")
             return False
-        if context.detached.is_full and request.state != "parked":
+        if context.detached.is_full and not request.may_run_elsewhere:
             problem = refusal("busy", "too many detached requests are held", retry_after_ms=1000)
             context.refuse(request.client, request.rid, problem)
         return not context.detached.is_full
@@ -279,6 +280,7 @@ class Dispatcher:
         place = entry.place or Placement("")
         if place.cost <= 0:
             place = msgspec.structs.replace(place, cost=_cost_in(entry))
+        may_be_claimed = self._may_be_claimed(place)
         rule = None if place.versions == "any" else self._validation.rule(place.versions)
         self._table.n_arrived = order = self._table.n_arrived + 1
         return Request(
@@ -286,11 +288,12 @@ class Dispatcher:
             client.name,
             client.principal,
             place,
-            "parked" if self._may_be_claimed(place) else "queued",
+            "parked" if may_be_claimed else "queued",
             rule,
             entry.body,
             now + entry.deadline_ms / 1000,
             order,
+            may_run_elsewhere=may_be_claimed,
         )
 
     def _place_first(self, key: LaneKey, now: float) -> bool:
@@ -369,7 +372,7 @@ class Dispatcher:
 
     def _is_hopeless(self, request: Request, now: float) -> bool:
         """Whether the request waits for a policy, a version or a worker that will not come."""
-        if request.state == "parked":
+        if request.may_run_elsewhere:
             return False  # a refusal says that nobody has begun it
         if self._strange_since.get(request.place.policy, now) + STRANGER_S <= now:
             return True
@@ -383,7 +386,6 @@ class Dispatcher:
         return request.rule is not None and request.rule.is_retired(committed)
 
     def _expire(self, request: Request) -> None:
-        was_parked = request.state == "parked"
         request.advance("expired")
         policy = request.place.policy
         committed = self._context.committed_of(policy)
@@ -397,8 +399,8 @@ class Dispatcher:
             problem = _lateness(request, is_served=is_served, instead=self._who_is_there(request))
         if request.rule is not None and request.rule.is_retired(committed):
             problem = _retirement(request, committed)
-        if was_parked:
-            message = "the router has just begun, and does not know whether a worker has it"
+        if request.may_run_elsewhere:
+            message = "no worker took it in time; one that this router does not hear may have it"
             problem = Problem("deadline", message, "unknown")
         kind = "expired" if problem.code == "deadline" else "refused"
         self._context.refuse(request.client, request.rid, problem, kind)

@@ -12,7 +12,7 @@ from rolloutbus.bus.wire.messages.endings import Accepted, Ack, AttemptList, Pro
 from rolloutbus.router.context import Context
 from rolloutbus.router.health.health import Health
 from rolloutbus.router.members.member_commands import is_share
-from rolloutbus.router.members.membership import RENEWED
+from rolloutbus.router.members.membership import EXPIRED, RENEWED
 from rolloutbus.router.members.records import MemberRecord, Reason
 from rolloutbus.router.requests.reattachment import Reattachment
 from rolloutbus.router.requests.record import Request
@@ -203,6 +203,8 @@ class Executions:
         mine = [r for r in self._table if r.worker == worker.name]
         if reason == RENEWED:  # detached ones may go on there: its first heartbeat tells
             mine = [r for r in mine if r.state == "sent" or not r.place.outlives_client]
+        for request in mine if reason == EXPIRED else ():  # detached ones go on at who was cut off
+            request.may_run_elsewhere = request.place.outlives_client
         unconfirmed = [r for r in mine if r.state == "sent"]
         self._lose([r for r in mine if r.state in {"running", "ended"}], worker, reason)
         for request in unconfirmed:

@@ -175,12 +175,11 @@ class AdmissionControl:
     def admits(self, request: Request, lane: Lane | None, now: float) -> bool:
         """Whether there is room and time for it; if not, it is refused. May push another out.
 
-        A parked one is not refused, since somebody may run it: its client hears nothing, and sends
-        it again.
+        One that somebody may run is not refused: its client hears nothing, and sends it again.
         """
         waiting = self._table.waiting
-        is_parked = request.state == "parked"
-        hint = _too_late(request, lane, now) if lane is not None and not is_parked else ""
+        may_run = request.may_run_elsewhere
+        hint = _too_late(request, lane, now) if lane is not None and not may_run else ""
         if hint:
             self._refuse(request, hint)
             return False
@@ -188,7 +187,7 @@ class AdmissionControl:
             return True
         displaced = waiting.to_displace(request)
         if displaced is None:
-            if not is_parked:
+            if not may_run:
                 self._refuse(request, f"{len(waiting)} requests wait already; submit again later")
             return False
         displaced.advance("displaced")

@@ -133,6 +133,7 @@ class Reattachment:
             lost.deadline_at,
             lost.order,
             is_suspect=lost.is_suspect,
+            may_run_elsewhere=lost.may_run_elsewhere,
         )
         self._table.add(request)
         self._table.waiting.add(request)

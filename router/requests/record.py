@@ -165,6 +165,9 @@ class Request:
     is_aborted: bool = False
     is_suspect: bool = False
     """Engines died under it: it runs alone, and its body is kept as evidence."""
+    may_run_elsewhere: bool = False
+    """A worker that this router does not hear may be at it: nobody can be told that nothing was
+    started."""
     is_reported: bool = False
     """The client has been sent `queued`."""
     session: SessionRecord | None = None
