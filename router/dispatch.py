@@ -28,6 +28,7 @@ from rolloutbus.router.requests.admission_control import (
     is_sound,
 )
 from rolloutbus.router.requests.queue import LaneKey
+from rolloutbus.router.requests.reattachment import Reattachment
 from rolloutbus.router.requests.record import Request
 from rolloutbus.router.requests.table import RequestTable
 
@@ -48,6 +49,7 @@ class Dispatcher:
         sessions: Sessions,
         admission: AdmissionControl,
         *,
+        reattachment: Reattachment,
         placer: Placer,
     ) -> None:
         self._context = context
@@ -56,6 +58,7 @@ class Dispatcher:
         self._health = health
         self._sessions = sessions
         self._admission = admission
+        self._reattachment = reattachment
         self._placer = placer
         self._validation = validation
         self._strange_since: dict[str, float] = {}
@@ -158,16 +161,22 @@ class Dispatcher:
 
     def abort(self, client: ClientRecord, body: Abort) -> int:
         """Stop requests of a client; each gets its own ending. Returns how many were found."""
+        name, rids = client.name, dict.fromkeys(body.rids)
         if body.everything:
-            found = [r for r in self._table if r.client == client.name]
+            found = [r for r in self._table if r.client == name]
         else:
-            named = (self._table.get(rid) for rid in body.rids)
-            found = [r for r in named if r is not None and r.client == client.name]
-        return self._stop(found)
+            named = (self._table.get(rid) for rid in rids)
+            found = [r for r in named if r is not None and r.client == name]
+        n_in_doubt = self._reattachment.abort(
+            lambda r: r.client == name and (body.everything or r.rid in rids)
+        )
+        return self._stop(found) + n_in_doubt
 
     def abort_policy(self, policy: str) -> int:
         """Stop the requests of all clients for a policy. Returns how many were found."""
-        return self._stop([each for each in self._table if each.place.policy == policy])
+        n_in_doubt = self._reattachment.abort(lambda each: each.place.policy == policy)
+        found = [each for each in self._table if each.place.policy == policy]
+        return self._stop(found) + n_in_doubt
 
     def _stop(self, found: list[Request]) -> int:
         at_worker: defaultdict[str, list[str]] = defaultdict(list)
