@@ -181,8 +181,10 @@ class Dispatcher:
     def _stop(self, found: list[Request]) -> int:
         at_worker: defaultdict[str, list[str]] = defaultdict(list)
         for request in found:
-            if request.state in {"queued", "parked"}:
+            if request.state == "queued":
                 self._table.cancel(request)
+            elif request.state == "parked":
+                request.is_aborted = True  # a worker that claims it is told
             elif request.state != "ended":
                 request.is_aborted = True
                 at_worker[request.worker].append(request.rid)
@@ -242,11 +244,14 @@ class Dispatcher:
                 self._send(request, member, now)
 
     def recovered(self, now: float) -> None:
-        """Queues the requests that no worker claimed in time after the router came back."""
+        """Queue the requests that no worker claimed in time; the aborted ones among them end."""
         for request in [r for r in self._table if r.state == "parked"]:
             request.advance("recovered")
             request.may_run_elsewhere = request.place.outlives_client  # at a worker that is cut off
-            self._table.waiting.add(request)
+            if request.is_aborted:
+                self._table.cancel(request)
+            else:
+                self._table.waiting.add(request)
         self._table.waiting.is_untried = True  # what is committed is known as well as ever
         self.dispatch_waiting(now)
 

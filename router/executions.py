@@ -157,6 +157,8 @@ class Executions:
             if is_unplaced and request.state in {"queued", "parked"}:
                 self._table.adopt(request, worker, attempt)
                 begun.append((rid, attempt))  # who was told that it waits must watch it now
+                if request.is_aborted:
+                    aborted.append(rid)
             elif request.attempt != attempt or request.worker != worker.name:
                 fenced.append((rid, attempt))
             elif request.state == "sent":  # the word that it was begun has been lost

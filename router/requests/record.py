@@ -85,7 +85,6 @@ REQUEST_LIFE: dict[RequestState, dict[str, RequestState]] = {
     "parked": {
         "recovered": "queued",
         "adopted": "running",
-        "aborted": "gone",
         "expired": "gone",
         "acked": "gone",
     },

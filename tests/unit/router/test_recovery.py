@@ -149,14 +149,28 @@ def test_who_wants_it_in_spite_of_an_old_ending_sends_it_once_more() -> None:
     assert [each.rid for each in worker.take("generate")] == [rid]
 
 
-def test_parked_request_can_be_aborted() -> None:
+def test_parked_request_that_was_aborted_ends_when_no_worker_has_claimed_it() -> None:
     bus = Bus(recovered=False)
     worker, client = bus.worker(), bus.client()
     rid = _resend(client)
     client.ask("abort", Abort([rid]))
+    assert client.take("cancelled") == []
+    bus.advance(4)
     assert [each.rid for each in client.take("cancelled")] == [rid]
-    bus.advance(5)
     assert worker.take("generate") == []
+
+
+def test_parked_request_that_was_aborted_is_stopped_at_the_worker_that_claims_it() -> None:
+    bus = Bus(recovered=False)
+    worker, client = bus.worker(), bus.client()
+    rid = _resend(client)
+    client.ask("abort", Abort([rid]))
+    worker.running = [(rid, (1, 5), "trainer")]
+    worker.heartbeat()
+    assert worker.take_body("abort") == Abort([rid])
+    worker.end(Entry("generate", rid, (1, 5), route="trainer"), "cancelled")
+    bus.advance(4)
+    assert [(each.rid, each.route) for each in client.take("cancelled")] == [(rid, "w0")]
 
 
 def test_parked_request_expires_at_its_deadline() -> None:
