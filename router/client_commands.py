@@ -109,6 +109,8 @@ class ClientCommands:
             RemoteProtocolError: the body breaks its type.
         """
         body = unpack_as(AbortPolicy, entry)
+        if self._context.is_recovering:
+            return  # it does not know yet what runs; its client asks again
         for each in self._context.clients:
             self._context.to_client(each.name, Entry("policy_aborted", body=entry.body))
         n_aborted = self._dispatcher.abort_policy(body.policy)

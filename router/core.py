@@ -90,6 +90,7 @@ class RouterCore:
         admission = AdmissionControl(self.context, self.table, chance)
         self._backlogs = Backlogs(self.context)
         validation = HeaderValidation(self._backlogs)
+        self._reattachment = Reattachment(self.context, self.table)
         self._dispatcher = Dispatcher(
             self.context,
             self.table,
@@ -97,9 +98,9 @@ class RouterCore:
             self._health,
             self._sessions,
             admission,
+            reattachment=self._reattachment,
             placer=self.placer,
         )
-        self._reattachment = Reattachment(self.context, self.table)
         self._executions = Executions(self.context, self.table, self._health, self._reattachment)
         self._fleet = MemberCommands(self.context, self._health.worker_failed)
         self._updates = Updates(self.context, self._fleet)

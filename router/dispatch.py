@@ -28,6 +28,7 @@ from rolloutbus.router.requests.admission_control import (
     is_sound,
 )
 from rolloutbus.router.requests.queue import LaneKey
+from rolloutbus.router.requests.reattachment import Reattachment
 from rolloutbus.router.requests.record import Request
 from rolloutbus.router.requests.table import RequestTable
 
@@ -48,6 +49,7 @@ class Dispatcher:
         sessions: Sessions,
         admission: AdmissionControl,
         *,
+        reattachment: Reattachment,
         placer: Placer,
     ) -> None:
         self._context = context
@@ -56,6 +58,7 @@ class Dispatcher:
         self._health = health
         self._sessions = sessions
         self._admission = admission
+        self._reattachment = reattachment
         self._placer = placer
         self._validation = validation
         self._strange_since: dict[str, float] = {}
@@ -70,6 +73,8 @@ class Dispatcher:
         problem = self._validation.problem_of(client, entry)
         if problem is None and entry.place is not None and entry.place.worker:
             problem = absence_of(self._context, entry.place)
+        if problem is not None and problem.code == "busy" and self._may_be_claimed(entry.place):
+            return
         if problem is not None:
             self._context.count("busy_refused" if problem.code == "busy" else "bad_requests")
             self._context.to_client(client.name, Entry("refused", entry.rid, body=pack(problem)))
@@ -80,7 +85,7 @@ class Dispatcher:
             if not self._place(request, now):
                 self._table.waiting.add(request, is_tried=True)
             return
-        if request.place.outlives_client and not _may_be_detached(self._context, client, entry):
+        if request.place.outlives_client and not self._may_be_detached(request):
             return
         if self._health.is_watching and not self._health.admitted(request):
             return
@@ -156,22 +161,30 @@ class Dispatcher:
 
     def abort(self, client: ClientRecord, body: Abort) -> int:
         """Stop requests of a client; each gets its own ending. Returns how many were found."""
+        name, rids = client.name, dict.fromkeys(body.rids)
         if body.everything:
-            found = [r for r in self._table if r.client == client.name]
+            found = [r for r in self._table if r.client == name]
         else:
-            named = (self._table.get(rid) for rid in body.rids)
-            found = [r for r in named if r is not None and r.client == client.name]
-        return self._stop(found)
+            named = (self._table.get(rid) for rid in rids)
+            found = [r for r in named if r is not None and r.client == name]
+        n_in_doubt = self._reattachment.abort(
+            lambda r: r.client == name and (body.everything or r.rid in rids)
+        )
+        return self._stop(found) + n_in_doubt
 
     def abort_policy(self, policy: str) -> int:
         """Stop the requests of all clients for a policy. Returns how many were found."""
-        return self._stop([each for each in self._table if each.place.policy == policy])
+        n_in_doubt = self._reattachment.abort(lambda each: each.place.policy == policy)
+        found = [each for each in self._table if each.place.policy == policy]
+        return self._stop(found) + n_in_doubt
 
     def _stop(self, found: list[Request]) -> int:
         at_worker: defaultdict[str, list[str]] = defaultdict(list)
         for request in found:
-            if request.state in {"queued", "parked"}:
+            if request.state == "queued":
                 self._table.cancel(request)
+            elif request.state == "parked":
+                request.is_aborted = True  # a worker that claims it is told
             elif request.state != "ended":
                 request.is_aborted = True
                 at_worker[request.worker].append(request.rid)
@@ -231,10 +244,14 @@ class Dispatcher:
                 self._send(request, member, now)
 
     def recovered(self, now: float) -> None:
-        """Queues the requests that no worker claimed in time after the router came back."""
+        """Queue the requests that no worker claimed in time; the aborted ones among them end."""
         for request in [r for r in self._table if r.state == "parked"]:
             request.advance("recovered")
-            self._table.waiting.add(request)
+            request.may_run_elsewhere = request.place.outlives_client  # at a worker that is cut off
+            if request.is_aborted:
+                self._table.cancel(request)
+            else:
+                self._table.waiting.add(request)
         self._table.waiting.is_untried = True  # what is committed is known as well as ever
         self.dispatch_waiting(now)
 
@@ -254,11 +271,30 @@ class Dispatcher:
             return not self._context.may_miss_commits
         return rule.kind != "min-tag"
 
+    def _may_be_claimed(self, place: Placement | None) -> bool:
+        """Whether a worker that has told this router nothing yet may have it.
+
+        Such a request is never refused as `busy`: that would say that nobody has begun it. What
+        there is no room for stays unanswered, and its client sends it again.
+        """
+        return self._context.is_recovering and place is not None and place.resend
+
+    def _may_be_detached(self, request: Request) -> bool:
+        """Whether a detached request is taken; one that is over has come late, and is dropped."""
+        context = self._context
+        if request.rid in context.detached.over:
+            context.count("late_copies")
+            return False
+        if context.detached.is_full and not request.may_run_elsewhere:
+            problem = refusal("busy", "too many detached requests are held", retry_after_ms=1000)
+            context.refuse(request.client, request.rid, problem)
+        return not context.detached.is_full
+
     def _made(self, client: ClientRecord, entry: Entry, now: float) -> Request:
         place = entry.place or Placement("")
         if place.cost <= 0:
             place = msgspec.structs.replace(place, cost=_cost_in(entry))
-        is_parked = place.resend and self._context.is_recovering
+        may_be_claimed = self._may_be_claimed(place)
         rule = None if place.versions == "any" else self._validation.rule(place.versions)
         self._table.n_arrived = order = self._table.n_arrived + 1
         return Request(
@@ -266,11 +302,12 @@ class Dispatcher:
             client.name,
             client.principal,
             place,
-            "parked" if is_parked else "queued",
+            "parked" if may_be_claimed else "queued",
             rule,
             entry.body,
             now + entry.deadline_ms / 1000,
             order,
+            may_run_elsewhere=may_be_claimed,
         )
 
     def _place_first(self, key: LaneKey, now: float) -> bool:
@@ -349,7 +386,7 @@ class Dispatcher:
 
     def _is_hopeless(self, request: Request, now: float) -> bool:
         """Whether the request waits for a policy, a version or a worker that will not come."""
-        if request.state == "parked":
+        if request.may_run_elsewhere:
             return False  # a refusal says that nobody has begun it
         if self._strange_since.get(request.place.policy, now) + STRANGER_S <= now:
             return True
@@ -363,7 +400,6 @@ class Dispatcher:
         return request.rule is not None and request.rule.is_retired(committed)
 
     def _expire(self, request: Request) -> None:
-        was_parked = request.state == "parked"
         request.advance("expired")
         policy = request.place.policy
         committed = self._context.committed_of(policy)
@@ -377,8 +413,8 @@ class Dispatcher:
             problem = _lateness(request, is_served=is_served, instead=self._who_is_there(request))
         if request.rule is not None and request.rule.is_retired(committed):
             problem = _retirement(request, committed)
-        if was_parked:
-            message = "the router has just begun, and does not know whether a worker has it"
+        if request.may_run_elsewhere:
+            message = "no worker took it in time; one that this router does not hear may have it"
             problem = Problem("deadline", message, "unknown")
         kind = "expired" if problem.code == "deadline" else "refused"
         self._context.refuse(request.client, request.rid, problem, kind)
@@ -429,18 +465,6 @@ def _are_own(client: ClientRecord, body: Ack) -> bool:
         if not rid.startswith(own):
             return False
     return not body.over or all(rid.startswith(own) for rid in body.over)
-
-
-def _may_be_detached(context: Context, client: ClientRecord, entry: Entry) -> bool:
-    """Whether a detached request is taken; one that is over has come late, and is dropped."""
-    if entry.rid in context.detached.over:
-        context.count("late_copies")
-    elif context.detached.is_full:
-        problem = refusal("busy", "too many detached requests are held", retry_after_ms=1000)
-        context.refuse(client.name, entry.rid, problem)
-    else:
-        return True
-    return False
 
 
 def _keep_prompt(

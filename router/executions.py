@@ -9,10 +9,11 @@ from rolloutbus.bus.wire.codec import pack, unpack
 from rolloutbus.bus.wire.entry import NO_BODY, Attempt, Entry, Placement, RequestId
 from rolloutbus.bus.wire.errors import RemoteProtocolError
 from rolloutbus.bus.wire.messages.endings import Accepted, Ack, AttemptList, Problem
+from rolloutbus.bus.wire.messages.generation import Abort
 from rolloutbus.router.context import Context
 from rolloutbus.router.health.health import Health
 from rolloutbus.router.members.member_commands import is_share
-from rolloutbus.router.members.membership import RENEWED
+from rolloutbus.router.members.membership import EXPIRED, RENEWED
 from rolloutbus.router.members.records import MemberRecord, Reason
 from rolloutbus.router.requests.reattachment import Reattachment
 from rolloutbus.router.requests.record import Request
@@ -61,7 +62,7 @@ class Executions:
             self._table.finish(request)
             self._forward(worker, entry, request.client)
             return
-        if request is None and entry.rid in self._context.detached.over:
+        if request is None and self._context.detached.is_settled(entry.rid):
             self._table.fence(worker, [(entry.rid, entry.attempt)], SETTLED)
             return
         if request is None:
@@ -142,9 +143,10 @@ class Executions:
         groups.update((rid, group) for (rid, _), group in worker.kept.items())
         begun: AttemptList = []
         fenced: AttemptList = []
+        aborted: list[str] = []
         for rid, attempt, client in self._unexpected(worker, groups):
             request = self._table.get(rid)
-            if request is None and rid in self._context.detached.over:
+            if request is None and self._context.detached.is_settled(rid):
                 fenced.append((rid, attempt))
                 continue
             if request is None:
@@ -155,16 +157,23 @@ class Executions:
             if is_unplaced and request.state in {"queued", "parked"}:
                 self._table.adopt(request, worker, attempt)
                 begun.append((rid, attempt))  # who was told that it waits must watch it now
+                if request.is_aborted:
+                    aborted.append(rid)
             elif request.attempt != attempt or request.worker != worker.name:
                 fenced.append((rid, attempt))
             elif request.state == "sent":  # the word that it was begun has been lost
                 begun.append((rid, attempt))
-            elif rid in groups and rid not in worker.requests:  # it goes on under a new lease
-                self._table.load(request, worker)
+            elif rid in groups:
+                if rid not in worker.requests:  # it goes on under a new lease
+                    self._table.load(request, worker)
+                if request.is_aborted:  # its client, which would repeat the abort, may be absent
+                    aborted.append(rid)
         if fenced:
             self._table.fence(worker, fenced, "placed elsewhere, or over")
         if begun:
             self.accepted(worker, Accepted(begun))
+        if aborted:
+            self._context.to_member(worker, "abort", pack(Abort(aborted)))
         is_known = worker.has_whole_outbox
         forgotten = self._forgotten(worker, held) if worker.requests and is_known else []
         if forgotten:
@@ -203,6 +212,8 @@ class Executions:
         mine = [r for r in self._table if r.worker == worker.name]
         if reason == RENEWED:  # detached ones may go on there: its first heartbeat tells
             mine = [r for r in mine if r.state == "sent" or not r.place.outlives_client]
+        for request in mine if reason == EXPIRED else ():  # detached ones go on at who was cut off
+            request.may_run_elsewhere = request.place.outlives_client
         unconfirmed = [r for r in mine if r.state == "sent"]
         self._lose([r for r in mine if r.state in {"running", "ended"}], worker, reason)
         for request in unconfirmed:
@@ -261,7 +272,7 @@ class Executions:
         for rid, attempt in worker.kept:
             if table.get(rid) is not None or context.detached.is_full:
                 continue
-            if rid in context.detached.over:
+            if context.detached.is_settled(rid):
                 over.append((rid, attempt))
             elif not context.detached.is_collected(rid, attempt):
                 client = worker.outbox[rid, attempt]

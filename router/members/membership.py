@@ -45,6 +45,8 @@ MAX_ENDED = 10_000
 
 RENEWED = "replaced by a new lease"
 """Why a lease ended whose member, the same process, is here with the next one."""
+EXPIRED = "lease expired"
+"""Why a lease ended whose member was not heard: it may go on with what is detached."""
 
 LISTENERS = frozenset({"client", "router"})
 """Roles that hold no lease: clients, and a router that stands by and watches this one."""
@@ -220,7 +222,7 @@ class Membership:
         self._last_tick_at = now
         for member in context.members.expired(now):
             context.count("expired_leases")
-            self._lose(member, "expired", "lease expired", now)
+            self._lose(member, "expired", EXPIRED, now)
             context.out.forget(member.peer)
         context.expected.tick(now)
         self._tell_if_due(now)

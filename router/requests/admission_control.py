@@ -173,11 +173,13 @@ class AdmissionControl:
         self._chance = chance
 
     def admits(self, request: Request, lane: Lane | None, now: float) -> bool:
-        """Whether there is room and time for it; if not, it is refused. May push another out."""
+        """Whether there is room and time for it; if not, it is refused. May push another out.
+
+        One that somebody may run is not refused: its client hears nothing, and sends it again.
+        """
         waiting = self._table.waiting
-        if request.state == "parked":
-            lane = None  # somebody may run it already
-        hint = _too_late(request, lane, now) if lane is not None else ""
+        may_run = request.may_run_elsewhere
+        hint = _too_late(request, lane, now) if lane is not None and not may_run else ""
         if hint:
             self._refuse(request, hint)
             return False
@@ -185,8 +187,8 @@ class AdmissionControl:
             return True
         displaced = waiting.to_displace(request)
         if displaced is None:
-            hint = f"{len(waiting)} requests wait already; submit again later"
-            self._refuse(request, hint)
+            if not may_run:
+                self._refuse(request, f"{len(waiting)} requests wait already; submit again later")
             return False
         displaced.advance("displaced")
         self._refuse(displaced, "clients with less in the queue need its place")

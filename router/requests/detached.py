@@ -88,6 +88,11 @@ class Detached:
         over = self._collected.get(rid)
         return over is not None and attempt <= over
 
+    def is_settled(self, rid: str) -> bool:
+        """Whether no execution counts any more: its caller has an end of it, or it was aborted."""
+        unheard = self._unheard.get(rid)
+        return rid in self.over or (unheard is not None and unheard.kind == "cancelled")
+
     def end_for_good(self, rid: str) -> None:
         """Its client has given its caller an end of it."""
         self.over.add(rid, self.now)

@@ -210,8 +210,7 @@ class RequestQueue:
         if found is None:
             return None
         held = reversed(found.requests.values())
-        # A parked one may be running somewhere: it cannot be told that nothing was started.
-        newest = next((each for each in held if each.state == "queued"), None)
+        newest = next((each for each in held if not each.may_run_elsewhere), None)
         if newest is None:
             return None
         fits = self.n_bytes - len(newest.body) + n_bytes <= bounds.n_bytes

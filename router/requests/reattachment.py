@@ -3,6 +3,7 @@
 Spec: docs/protocol.md, "Detached requests".
 """
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 from rolloutbus.bus.wire.codec import pack
@@ -72,6 +73,15 @@ class Reattachment:
             message = "no detached request of this name is held; it may have been collected"
             context.refuse(client.name, rid, refusal("unknown_request", message, "rid"))
 
+    def abort(self, is_meant: Callable[[Request], bool]) -> int:
+        """Cancel the doubtful requests that are meant. Returns how many."""
+        doubtful = (each.request for each in self._reported.values())
+        meant = [each for each in doubtful if is_meant(each) and not self._is_settled(each.rid)]
+        for lost in meant:
+            del self._reported[lost.rid]
+            self._table.cancel(_anew(lost))
+        return len(meant)
+
     def _answer(self, client: ClientRecord, request: Request, entry: Entry) -> None:
         context = self._context
         if request.state == "running":
@@ -122,17 +132,23 @@ class Reattachment:
 
     def _revive(self, lost: Request) -> None:
         self._context.count("detached_requeued")
-        request = Request(
-            lost.rid,
-            lost.client,
-            lost.principal,
-            lost.place,
-            "queued",
-            lost.rule,
-            lost.body,
-            lost.deadline_at,
-            lost.order,
-            is_suspect=lost.is_suspect,
-        )
+        request = _anew(lost)
         self._table.add(request)
         self._table.waiting.add(request)
+
+
+def _anew(lost: Request) -> Request:
+    """The same request as one that no worker has."""
+    return Request(
+        lost.rid,
+        lost.client,
+        lost.principal,
+        lost.place,
+        "queued",
+        lost.rule,
+        lost.body,
+        lost.deadline_at,
+        lost.order,
+        is_suspect=lost.is_suspect,
+        may_run_elsewhere=lost.may_run_elsewhere,
+    )

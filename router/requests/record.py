@@ -85,8 +85,6 @@ REQUEST_LIFE: dict[RequestState, dict[str, RequestState]] = {
     "parked": {
         "recovered": "queued",
         "adopted": "running",
-        "displaced": "gone",
-        "aborted": "gone",
         "expired": "gone",
         "acked": "gone",
     },
@@ -166,6 +164,9 @@ class Request:
     is_aborted: bool = False
     is_suspect: bool = False
     """Engines died under it: it runs alone, and its body is kept as evidence."""
+    may_run_elsewhere: bool = False
+    """A worker that this router does not hear may be at it: nobody can be told that nothing was
+    started."""
     is_reported: bool = False
     """The client has been sent `queued`."""
     session: SessionRecord | None = None

@@ -11,8 +11,8 @@ from rolloutbus.router.members.records import MemberRecord
 from rolloutbus.router.requests.queue import Bounds, RequestQueue
 from rolloutbus.router.requests.record import Request
 
-SETTLED = "its client has an end of it"
-"""Why the execution of a detached request is stopped that has ended for its caller."""
+SETTLED = "its client has an end of it, or it was aborted"
+"""Why the execution of a detached request is stopped that nobody wants any more."""
 
 
 class RequestTable:

@@ -1,5 +1,7 @@
 """A trainer stops what all clients sample for a policy."""
 
+from typing import cast
+
 import pytest
 
 from rolloutbus.bus.wire.codec import pack, unpack, unpack_result
@@ -9,11 +11,14 @@ from rolloutbus.bus.wire.messages.generation import (
     Aborted,
     AbortPolicy,
     Attach,
+    DetachedList,
+    DetachedRequest,
     Generate,
     PolicyAborted,
     SamplingParams,
 )
-from tests.unit.router.harness import Bus, SimClient
+from rolloutbus.bus.wire.messages.membership import Goodbye
+from tests.unit.router.harness import Bus, SimClient, SimWorker
 
 
 def test_requests_of_all_clients_are_stopped_and_their_clients_are_told_first() -> None:
@@ -127,3 +132,132 @@ def test_an_absent_client_finds_out_that_its_waiting_request_was_stopped() -> No
     owner.say_over(rids[-1])
     owner.ask("attach", Attach(), rid=rids[-1])
     assert owner.ending() == ("refused", "unknown_request")
+
+
+def _in_doubt(bus: Bus, owner: SimClient) -> str:
+    """A detached request that was lost, and of which its client has been told so."""
+    worker, rid = bus.worker("w0"), _detached(owner)
+    worker.accept(*worker.take("generate"))
+    worker.is_alive = False
+    worker.say(Entry("goodbye", epoch=worker.epoch, body=pack(Goodbye("engine_killed"))))
+    assert len(owner.take("lost")) == 1
+    return rid
+
+
+def test_a_request_in_doubt_is_stopped_too_and_its_client_finds_out() -> None:
+    bus = Bus()
+    trainer, owner = bus.client("trainer"), bus.client("actor")
+    rid = _in_doubt(bus, owner)
+    owner.is_alive = False
+    other = bus.worker("w1")
+    trainer.ask("abort_policy", AbortPolicy("judge"))
+    assert trainer.ending() == ("refused", "unknown_policy")  # it is not meant
+
+    trainer.ask("abort_policy", AbortPolicy("default"))
+
+    assert unpack_result("abort_policy", trainer.heard_one("finished")) == Aborted(1)
+    bus.advance(20)
+    assert other.take("generate") == []
+    assert "detached_requeued" not in bus.counters
+    _reborn(owner)
+    owner.ask("list_detached")
+    listed = cast("DetachedList", unpack_result("list_detached", owner.heard_one("finished")))
+    assert listed.requests == [DetachedRequest(rid, "ended")]
+    owner.ask("attach", Attach(), rid=rid)
+    assert owner.ending() == ("cancelled", "")
+
+
+def test_a_request_that_an_abort_names_twice_is_counted_once() -> None:
+    client = Bus().client()
+    rid = client.generate()
+    client.ask("abort", Abort([rid, rid]))
+    assert unpack_result("abort", client.heard_one("finished")) == Aborted(1)
+
+
+@pytest.mark.parametrize("everything", [True, False])
+def test_its_client_can_stop_what_is_in_doubt(*, everything: bool) -> None:
+    bus = Bus()
+    owner = bus.client("actor")
+    rid = _in_doubt(bus, owner)
+    other, stranger = bus.worker("w1"), bus.client("stranger")
+    stranger.ask("abort", Abort([rid]))
+    assert unpack_result("abort", stranger.heard_one("finished")) == Aborted(0)
+
+    owner.ask("abort", Abort([] if everything else [rid], everything=everything))
+
+    assert unpack_result("abort", owner.heard_one("finished")) == Aborted(1)
+    assert owner.ending() == ("cancelled", "")
+    bus.advance(20)
+    assert other.take("generate") == []
+
+
+def _runs_for_absent_owner(bus: Bus) -> tuple[SimWorker, SimClient, Entry]:
+    """A detached request at a worker, and its client, which has died."""
+    worker, owner = bus.worker("w0"), bus.client("actor")
+    _detached(owner)
+    (command,) = worker.take("generate")
+    worker.accept(command)
+    worker.detached = [(command.rid, "")]
+    owner.is_alive = False
+    return worker, owner, command
+
+
+@pytest.mark.parametrize("has_ended", [True, False])
+@pytest.mark.parametrize("silent_s", [2, 6])
+def test_a_worker_that_was_cut_off_then_is_stopped_when_it_is_back(
+    *, silent_s: int, has_ended: bool
+) -> None:
+    bus = Bus()
+    worker, owner, command = _runs_for_absent_owner(bus)
+    worker.is_alive = False
+    bus.advance(silent_s)
+    bus.client("trainer").ask("abort_policy", AbortPolicy("default"))
+    bus.advance(6)
+
+    if has_ended:
+        worker.outbox, worker.running = worker.running, []
+    worker.lease_no += 1
+    worker.connect()
+    worker.hello()
+    worker.heartbeat()
+
+    assert worker.take_body("fenced").items == [(command.rid, command.attempt)]
+    _reborn(owner)
+    owner.ask("attach", Attach(), rid=command.rid)
+    assert owner.ending() == ("cancelled", "")
+
+
+def test_a_worker_that_did_not_hear_the_abort_hears_it_again_though_the_client_is_absent() -> None:
+    bus = Bus()
+    worker, owner, command = _runs_for_absent_owner(bus)
+    bus.client("trainer").ask("abort_policy", AbortPolicy("default"))
+    assert len(worker.take("abort")) == 1  # it is lost with the connection
+    worker.connect()
+    worker.hello()
+    worker.heartbeat()
+
+    assert worker.take_body("abort") == Abort([command.rid])
+
+    worker.outbox = [(command.rid, command.attempt, "actor")]
+    worker.end(command, "cancelled")
+    bus.advance(2)
+    assert worker.take("abort") == []
+    _reborn(owner)
+    owner.ask("attach", Attach(), rid=command.rid)
+    worker.end(command, "cancelled")
+    assert owner.ending() == ("cancelled", "")
+
+
+def test_a_recovering_router_answers_when_it_knows_what_runs() -> None:
+    bus = Bus(recovered=False)
+    trainer = bus.client("trainer")
+    asked = trainer.ask("abort_policy", AbortPolicy("default"))
+    worker = bus.worker("w0")
+    worker.running, worker.detached = [("actor/1", (1, 7), "actor")], [("actor/1", "")]
+    bus.advance(4)
+    assert trainer.take("finished", "policy_aborted") == []
+
+    trainer.ask("abort_policy", AbortPolicy("default"), rid=asked)
+
+    assert unpack_result("abort_policy", trainer.heard_one("finished")) == Aborted(1)
+    assert worker.take_body("abort") == Abort(["actor/1"])

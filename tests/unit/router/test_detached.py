@@ -1,6 +1,9 @@
 """Detached requests go on without their client, and wait for the next process of its name."""
 
-from typing import cast
+from typing import Literal, cast
+
+import msgspec
+import pytest
 
 from rolloutbus.bus.wire.codec import pack, unpack_result
 from rolloutbus.bus.wire.entry import NO_BODY, Entry, Placement
@@ -522,3 +525,65 @@ def test_what_is_over_after_its_loss_is_not_sampled_for_nobody() -> None:
     bus.advance(20)
     assert worker.take("generate") == []
     assert _listed(client) == []
+
+
+_Way = Literal["its client was silent", "its client died when told", "the router was restarted"]
+_WAYS: tuple[_Way, ...] = _Way.__args__
+
+
+def _cut_off(way: _Way, deadline_s: float = 1000) -> tuple[Bus, list[str]]:
+    """A request that waits here, and that a worker may go on with; then one that only waits."""
+    is_restarted = way == "the router was restarted"
+    bus = Bus(recovered=not is_restarted, queue_limit=2)
+    client, rids = bus.client(), ["trainer/1", "trainer/2"]
+    worker = None if is_restarted else bus.worker()
+    for rid, versions in zip(rids, ("any", "min:1"), strict=True):
+        is_again = is_restarted and rid == rids[0]
+        place = msgspec.structs.replace(_PLACE, versions=versions, resend=is_again)
+        left_ms = int(deadline_s * 1000)
+        client.say(Entry("generate", rid, deadline_ms=left_ms, place=place, body=_BODY))
+    if worker is not None:
+        worker.accept(*worker.take("generate"))
+        worker.is_alive = False
+    client.is_alive = way == "its client died when told"
+    while worker is not None and client.is_alive:
+        bus.advance(0.25)
+        client.is_alive = not client.take("lost")
+    bus.advance(5)
+    return bus, rids
+
+
+@pytest.mark.parametrize("way", _WAYS)
+def test_what_a_worker_that_was_cut_off_may_run_keeps_its_place_in_a_full_queue(way: _Way) -> None:
+    bus, (begun, waiting) = _cut_off(way)
+    other = bus.client("other")
+    other.generate(deadline_s=100)
+    assert other.take("refused") == []
+    client = _restarted(bus)
+    _attach(client, begun)
+    assert client.take("refused") == []
+    _attach(client, waiting)
+    assert client.ending() == ("refused", "busy")
+
+
+@pytest.mark.parametrize("way", _WAYS)
+def test_deadline_of_what_a_worker_that_was_cut_off_may_run_leaves_that_open(way: _Way) -> None:
+    bus, (begun, waiting) = _cut_off(way, deadline_s=10)
+    bus.advance(10)
+    client = _restarted(bus)
+    outcomes: list[tuple[str, str]] = []
+    for rid in (begun, waiting):
+        _attach(client, rid)
+        problem = client.problem()
+        outcomes.append((problem.code, problem.outcome))
+    assert outcomes == [("deadline", "unknown"), ("version_unavailable", "not_started")]
+
+
+def test_what_a_worker_that_was_cut_off_may_run_waits_though_nobody_serves_its_policy() -> None:
+    bus, (begun, _) = _cut_off("the router was restarted")
+    bus.worker("w1", policy="judge")
+    bus.advance(15)
+    client = _restarted(bus)
+    _attach(client, begun)
+    assert client.take("refused") == []
+    assert [each.rid for each in bus.worker().take("generate")] == [begun]

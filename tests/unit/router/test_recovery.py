@@ -1,9 +1,14 @@
 """A restarted router: soft state comes back from workers and clients."""
 
+from collections.abc import Callable
+
 import pytest
 
-from rolloutbus.bus.wire.entry import Entry
+from rolloutbus.bus.wire.entry import NO_BODY, Entry, Placement
 from rolloutbus.bus.wire.messages.generation import Abort
+from rolloutbus.router.requests.admission_control import MAX_ENDINGS
+from rolloutbus.router.requests.detached import MAX_DETACHED
+from rolloutbus.router.requests.record import Request
 from tests.unit.router.harness import Bus, SimClient
 
 
@@ -144,14 +149,28 @@ def test_who_wants_it_in_spite_of_an_old_ending_sends_it_once_more() -> None:
     assert [each.rid for each in worker.take("generate")] == [rid]
 
 
-def test_parked_request_can_be_aborted() -> None:
+def test_parked_request_that_was_aborted_ends_when_no_worker_has_claimed_it() -> None:
     bus = Bus(recovered=False)
     worker, client = bus.worker(), bus.client()
     rid = _resend(client)
     client.ask("abort", Abort([rid]))
+    assert client.take("cancelled") == []
+    bus.advance(4)
     assert [each.rid for each in client.take("cancelled")] == [rid]
-    bus.advance(5)
     assert worker.take("generate") == []
+
+
+def test_parked_request_that_was_aborted_is_stopped_at_the_worker_that_claims_it() -> None:
+    bus = Bus(recovered=False)
+    worker, client = bus.worker(), bus.client()
+    rid = _resend(client)
+    client.ask("abort", Abort([rid]))
+    worker.running = [(rid, (1, 5), "trainer")]
+    worker.heartbeat()
+    assert worker.take_body("abort") == Abort([rid])
+    worker.end(Entry("generate", rid, (1, 5), route="trainer"), "cancelled")
+    bus.advance(4)
+    assert [(each.rid, each.route) for each in client.take("cancelled")] == [(rid, "w0")]
 
 
 def test_parked_request_expires_at_its_deadline() -> None:
@@ -176,6 +195,60 @@ def test_parked_request_is_not_refused_by_a_router_that_cannot_know_whether_it_r
     bus.advance(2)
     kinds = [each.kind for each in client.take("refused", "expired")]
     assert kinds == (["expired"] if deadline_s == 1 else [])
+
+
+def _fill_queue(bus: Bus) -> None:
+    bus.client("other").generate(policy="other", deadline_s=60)
+
+
+def _fill_detached(bus: Bus) -> None:
+    place = Placement("default", outlives_client=True)
+    for number in range(MAX_DETACHED):
+        request = Request(f"c/{number}", "c", "c", place, "queued", None, NO_BODY)
+        bus.core.context.detached.add(request)
+
+
+def _fill_backlog(bus: Bus) -> None:
+    worker = bus.worker("w1")
+    worker.outbox = [(f"trainer/{n + 100}", (1, n + 100), "trainer") for n in range(MAX_ENDINGS)]
+    bus.advance(0.5)
+
+
+@pytest.mark.parametrize("fill", [_fill_queue, _fill_detached, _fill_backlog])
+def test_resent_request_that_finds_no_room_is_not_refused_while_a_worker_may_run_it(
+    fill: Callable[[Bus], None],
+) -> None:
+    bus = Bus(recovered=False, queue_limit=1)
+    worker, client = bus.worker(), bus.client()
+    fill(bus)
+    rid = client.next_rid()
+    again = {"resend": True, "outlives_client": fill is _fill_detached}
+
+    client.submit(rid, 60, **again)
+    assert client.take("refused") == []
+
+    worker.running = [(rid, (1, 5), "trainer")]
+    worker.heartbeat()
+    assert client.take_body("accepted").items == [(rid, (1, 5))]
+    client.submit(rid, 60, **again)
+    assert len(client.take("accepted")) == 1
+    worker.end(Entry("generate", rid, (1, 5), route="trainer"))
+    assert client.ending() == ("finished", "")
+
+
+@pytest.mark.parametrize("fill", [_fill_queue, _fill_detached, _fill_backlog])
+def test_resent_request_that_nobody_claimed_is_refused_when_there_is_no_room(
+    fill: Callable[[Bus], None],
+) -> None:
+    bus = Bus(recovered=False, queue_limit=1)
+    client = bus.client()
+    fill(bus)
+    rid = client.next_rid()
+    for _ in range(2):
+        assert client.take("refused") == []
+        client.submit(rid, 60, resend=True, outlives_client=fill is _fill_detached)
+        bus.advance(4)
+    assert client.ending() == ("refused", "busy")
 
 
 def test_router_raises_its_epoch_above_the_one_its_members_obeyed() -> None:
