@@ -101,7 +101,8 @@ def converted(fields: Json, kind: type[StructT], within: str = "") -> StructT:
         sentence, _, place = str(error).partition(" - at ")
         path = _PLACE.search(place)
         field = f"{prefix}{path['path'] if path else ''}".rstrip(".")
-        raise Refused(bad_request(field or "body", sentence)) from error
+        told = f"{field}: {sentence}" if field else sentence
+        raise Refused(bad_request(field or "body", told)) from error
 
 
 async def while_connected(request: Request, work: Awaitable[T]) -> T:

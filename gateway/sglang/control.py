@@ -1,5 +1,6 @@
 """SGLang's control of an engine, for the fleet as if it were one: pauses, memory, health, load."""
 
+from http import HTTPStatus
 from math import prod
 
 import msgspec
@@ -108,10 +109,13 @@ class ControlApi:
         status = await self._client.status(deadline_s=STATUS_DEADLINE_S)
         ready = [each.name for each in status.workers if not each.blocked_by]
         content = {"status": "ok" if ready else "no worker takes requests", "ready": len(ready)}
-        return as_json(content, 200 if ready else 503)
+        return as_json(content, HTTPStatus.OK if ready else HTTPStatus.SERVICE_UNAVAILABLE)
 
     async def health_generate(self, request: Request) -> Response:
-        """`GET /health_generate`: 200 once a worker has sampled a token."""
+        """`GET /health_generate`: 200 once a worker has sampled a token; 503 as `/health`."""
+        told = await self.health()
+        if told.status_code != HTTPStatus.OK:  # what is sampled would wait, and the caller with it
+            return told
         sampling = SamplingParams(max_new_tokens=1, temperature=0.0)
         work = self._client.generate([0], sampling, deadline_s=HEALTH_DEADLINE_S)
         rollout = await while_connected(request, work)

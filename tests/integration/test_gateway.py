@@ -293,6 +293,11 @@ async def test_errors_are_those_that_openais_package_knows(user: openai.AsyncOpe
             model="tiny", messages=says("hello"), stream=True, extra_body={"temprature": 0}
         )
     assert misspelt.value.param == "temprature"
+    assert "did you mean 'temperature'?" in misspelt.value.message
+    with pytest.raises(openai.BadRequestError, match="temperature: Expected"):
+        await user.completions.create(
+            model="tiny", prompt="hello", extra_body={"temperature": "hot"}
+        )
     with pytest.raises(openai.BadRequestError) as both:
         await user.chat.completions.create(
             model="tiny@0", messages=says("hello"), extra_body={"versions": "latest"}
@@ -391,7 +396,8 @@ async def test_paused_fleet_samples_nothing_until_it_goes_on(
     asked = asyncio.create_task(served.ask("POST", "/generate", body))
     await status_when(client, lambda status: status.n_queued == 1)
     assert not asked.done()
-    assert (await served.ask("GET", "/health")).status == 503
+    for path in ("/health", "/health_generate"):
+        assert (await served.ask("GET", path)).status == 503
     await served.ask("POST", "/continue_generation", {})
     assert (await asked).json["text"] == LINES["hello"]
     assert (await served.ask("GET", "/health")).status == 200
@@ -478,7 +484,9 @@ async def test_bad_input_is_told_what_is_wrong(
     served: Gateway, path: str, body: bytes, status: int, param: str | None
 ) -> None:
     reply = await served.ask("POST", path, body)
-    assert (reply.status, reply.json["error"]["param"]) == (status, param), reply.json
+    error = reply.json["error"]
+    assert (reply.status, error["param"]) == (status, param), error
+    assert "Expected" not in error["message"] or f"{param}: Expected" in error["message"], error
 
 
 async def test_a_page_of_another_site_gets_nothing_done(

@@ -8,6 +8,7 @@ import msgspec
 from rolloutbus.bus.wire.errors import Refused
 from rolloutbus.bus.wire.messages.endings import Problem, bad_request
 from rolloutbus.bus.wire.messages.generation import SamplingParams
+from rolloutbus.bus.wire.near_names import nearest
 from rolloutbus.bus.wire.validation import check_sampling
 from rolloutbus.trainer_adapter.client.asks import OFF_ELSEWHERE, GenerateOptions
 
@@ -164,7 +165,9 @@ def body_of(payload: Mapping[str, Any], kind: type[BodyT]) -> BodyT:
         raise refusal(*_told(error)) from error
     for name in fields:
         if name not in kind.__struct_encode_fields__ and name not in IGNORED:
-            raise unsupported(name, f"there is no field {name[:64]!r} here; leave it out")
+            near = nearest(name, kind.__struct_encode_fields__)
+            hint = f"did you mean {near!r}?" if near else "leave it out"
+            raise unsupported(name, f"there is no field {name[:64]!r} here; {hint}")
     if isinstance(body, Body) and body.n is not None and not 1 <= body.n <= MAX_SAMPLES:
         raise refusal("n", f"n is {body.n}; it must be from 1 to {MAX_SAMPLES}")
     return body
@@ -213,8 +216,8 @@ def _told(error: msgspec.ValidationError) -> tuple[str, str]:
     sentence, _, place = str(error).partition(" - at `$")
     field = place.strip("`. ")
     if "missing required field" in sentence:
-        field = sentence.split("`")[1]
-    return field, sentence
+        return sentence.split("`")[1], sentence
+    return field, f"{field}: {sentence}" if field else sentence
 
 
 T = TypeVar("T")

@@ -19,6 +19,10 @@ from rolloutbus.trainer_adapter.openai.answer_reader import (
 from rolloutbus.trainer_adapter.openai.bodies import Json
 from rolloutbus.trainer_adapter.openai.sglang_reader import SglangParsers, SglangReader
 
+NO_TEMPLATE = (
+    "this model has no chat template, so it takes no chats: use /v1/completions, or put a template "
+    "into the model's directory as chat_template.jinja and start again"
+)
 UNREAD = "none"
 """The format of what is left in the content."""
 
@@ -94,6 +98,8 @@ class AnswerFormat:
     """None: transformers reads."""
     lacks: str = ""
     """Why nothing can be read here."""
+    takes_chats: bool = True
+    """The model has a chat template."""
 
     def reader(self, prompt: str, tools: Sequence[Json]) -> Reader | None:
         """A reader of one answer; None: all of it is content.
@@ -128,6 +134,8 @@ class AnswerFormat:
     @property
     def unrecognised(self) -> str:
         """What to tell whoever starts this; empty: nothing."""
+        if not self.takes_chats:
+            return NO_TEMPLATE
         if self.template is not None or self.tools:
             return ""
         if self.lacks:
@@ -181,7 +189,13 @@ def answer_format(
         reasoning = _known("reasoning_format", reasoning_format, sorted([*names, UNREAD]), {})
     if lacks and {tools, reasoning} - {"", UNREAD}:
         raise SettingsError(lacks)
-    return AnswerFormat(tools, reasoning, parsers=parsers, lacks=lacks)
+    takes_chats = not lacks_template(tokenizer)
+    return AnswerFormat(tools, reasoning, parsers=parsers, lacks=lacks, takes_chats=takes_chats)
+
+
+def lacks_template(tokenizer: object) -> bool:
+    """Whether a tokenizer says that it has no chat template."""
+    return getattr(tokenizer, "chat_template", "unknown") is None
 
 
 def _tool_names(parsers: SglangParsers | None) -> list[str]:

@@ -17,6 +17,7 @@ from rolloutbus.trainer_adapter.openai.bodies import (
     refusal,
     unsupported,
 )
+from rolloutbus.trainer_adapter.openai.formats import NO_TEMPLATE, lacks_template
 from rolloutbus.trainer_adapter.openai.history import Continued, ExactConversation, Transcripts
 
 ROLES = frozenset({"system", "developer", "user", "assistant", "tool"})
@@ -308,4 +309,6 @@ def _rendered(tokenizer: ChatTokenizer, messages: Sequence[Json], **more: Any) -
         return str(tokenizer.apply_chat_template(list(messages), tokenize=False, **more))
     # A template is a program of the model's maker: it raises what it likes.
     except Exception as error:
+        if lacks_template(tokenizer):
+            raise unsupported("messages", NO_TEMPLATE) from error
         raise refusal("messages", f"the model's chat template says: {error}") from error

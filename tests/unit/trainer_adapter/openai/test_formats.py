@@ -70,6 +70,9 @@ def test_what_is_not_recognised_is_content_and_said_with_the_names_there_are() -
     assert found.reader("", TOOLS) is None
     assert "--tool-format" in found.unrecognised
     assert "hermes" in found.unrecognised
+    without = answer_format("hermes", "", WithTemplate(None)).unrecognised
+    assert "no chat template" in without
+    assert "tool" not in without
     unread = answer_format(UNREAD, UNREAD, WithTemplate(ONE["hermes"]))
     assert unread.reader("", TOOLS) is None
     assert unread.unrecognised == ""
