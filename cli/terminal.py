@@ -174,7 +174,7 @@ async def reached(service: "AbstractAsyncContextManager[T]") -> "AsyncGenerator[
     try:
         entered = await service.__aenter__()
     except PeerLost as error:
-        raise Unreachable(str(error).partition(";")[0]) from error
+        raise Unreachable(str(error)) from error
     try:
         yield entered
     finally:
