@@ -118,6 +118,11 @@ def harmless(text: str) -> str:
     )
 
 
+def counted(n: int, what: str) -> str:
+    """`1 client`, `2 clients`."""
+    return f"{n} {what}{'s'[: n != 1]}"
+
+
 def by_name(each: "_Named") -> tuple[int, str]:
     """A key for sorting: w10 comes after w9."""
     return len(each.name), each.name
