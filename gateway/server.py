@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
 import uvicorn
-from fastapi import FastAPI
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from rolloutbus.bus.actor.json_log import json_log_of
@@ -20,7 +19,7 @@ from rolloutbus.bus.actor.tracing import tracer_of
 from rolloutbus.bus.wire.errors import SettingsError
 from rolloutbus.gateway.app import gateway_app
 from rolloutbus.gateway.keys.http_keys import HttpKey, read_http_keys
-from rolloutbus.gateway.keys.keyed_app import KeyedApp
+from rolloutbus.gateway.keys.keyed_app import Holder, KeyedApp
 from rolloutbus.gateway.keys.keyless_app import KeylessApp
 from rolloutbus.gateway.live.open_page import OpenPages
 from rolloutbus.gateway.settings import GatewaySettings
@@ -149,8 +148,8 @@ class _Fronts:
             PeerLost: no router answered in time.
         """
         if not self._keys:
-            app = await self._connected("gateway", self._settings.key_file, stack)
-            return KeylessApp(app)
+            holder = await self._connected("gateway", self._settings.key_file, stack)
+            return KeylessApp(holder.app)
         return KeyedApp(
             {
                 each.sha256: await self._connected(f"gateway-{each.name}", each.key_file, stack)
@@ -163,13 +162,13 @@ class _Fronts:
         for client in self._clients:
             await client.abort()
 
-    async def _connected(self, name: str, key_file: str, stack: AsyncExitStack) -> FastAPI:
+    async def _connected(self, name: str, key_file: str, stack: AsyncExitStack) -> Holder:
         unique = "" if key_file else f"{name}-{os.getpid()}"
         client = RolloutClient(settings_for(self._settings.router, unique, key_file))
         self._clients.append(await stack.enter_async_context(client))
         groups = TrainerGroups(client, joins_any_address=bool(self._keys))
         stack.push_async_callback(groups.close)
-        return gateway_app(
+        app = gateway_app(
             client,
             self._settings,
             self._tokenizer,
@@ -179,6 +178,7 @@ class _Fronts:
             labels=self._labels,
             groups=groups,
         )
+        return Holder(client, app)
 
 
 async def run_gateway(settings: GatewaySettings, on_ready: Callable[[str], None]) -> None:

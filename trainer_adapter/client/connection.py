@@ -179,6 +179,11 @@ class Connection:
         """The fleet that answers, if it is another one than the caller knows."""
         return self._core.other_fleet
 
+    @property
+    def is_shut_out(self) -> bool:
+        """Whether the router took the rights of this client's key: it serves nobody any more."""
+        return self._core.is_shut_out
+
     def require_known_fleet(self) -> None:
         """Checks that version numbers belong to the fleet that the caller knows.
 

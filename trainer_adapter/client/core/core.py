@@ -75,6 +75,8 @@ class ClientCore:
         self.bulk = ""
         """Where the weight store serves bytes; empty while none is here."""
         self._error: BusError | None = None
+        self.is_shut_out = False
+        """The router took the rights of this client's key: it is dismissed for good."""
         self._policies: set[str] = set()
         """Policies that some worker has had, or that the caller was warned about."""
 
@@ -314,6 +316,7 @@ class ClientCore:
                 self._link.stood_by(now)
                 self._link_lost()
             case _:
+                self.is_shut_out = body.code == "forbidden"
                 self._error = PeerLost(f"the router dismissed this client: {body.message}")
                 self._link.stop()
                 self._book.end_all(self._error, now)
