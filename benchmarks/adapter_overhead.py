@@ -16,6 +16,7 @@ import asyncio
 import json
 import os
 import statistics
+import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -23,9 +24,15 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from datasets import Dataset
 from transformers import AutoTokenizer
-from trl import GRPOConfig, GRPOTrainer
+
+try:
+    from datasets import Dataset
+    from trl import GRPOConfig, GRPOTrainer
+except ModuleNotFoundError as missing:
+    sys.exit(
+        f"{missing}: run `make .venv-trl/.installed`, then this with .venv-trl/bin/python instead"
+    )
 
 import rolloutbus
 from rolloutbus import SamplingParams

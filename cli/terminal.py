@@ -118,6 +118,11 @@ def harmless(text: str) -> str:
     )
 
 
+def counted(n: int, what: str) -> str:
+    """`1 client`, `2 clients`."""
+    return f"{n} {what}{'s'[: n != 1]}"
+
+
 def by_name(each: "_Named") -> tuple[int, str]:
     """A key for sorting: w10 comes after w9."""
     return len(each.name), each.name
@@ -174,7 +179,7 @@ async def reached(service: "AbstractAsyncContextManager[T]") -> "AsyncGenerator[
     try:
         entered = await service.__aenter__()
     except PeerLost as error:
-        raise Unreachable(str(error).partition(";")[0]) from error
+        raise Unreachable(str(error)) from error
     try:
         yield entered
     finally:

@@ -1,5 +1,6 @@
 """Commands with a plain help: readable at 80 columns, and each option names its value."""
 
+import re
 import types
 from collections.abc import Callable
 from pathlib import Path
@@ -8,11 +9,16 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 import typer
 from typer.core import TyperCommand, TyperGroup
 
+from rolloutbus.bus.wire.near_names import nearest
+
 METAVARS: dict[Any, str] = {int: "N", float: "X", str: "TEXT", Path: "PATH"}
 """What the help calls a value whose option does not say it."""
 ANY_LENGTH = 1_000
 NAMES_WIDTH = 26
 """Columns of the help for names; the text beside them has the rest of the 80."""
+
+
+_NO_CHOICE = re.compile(r"'(.*?)' is not one of (.*)", re.DOTALL)
 
 
 class Verb(TyperCommand):
@@ -22,6 +28,18 @@ class Verb(TyperCommand):
         options["rich_markup_mode"] = None
         super().__init__(*args, **options)
         _name_values(self)
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:  # noqa: ANN401 - click's
+        """Read the arguments; of a misspelt choice it is said which one may have been meant."""
+        try:
+            return super().parse_args(ctx, args)
+        except typer.BadParameter as error:
+            error.message = error.message.removeprefix("Value error, ")  # pydantic's own words
+            found = _NO_CHOICE.match(error.message)
+            near = nearest(found[1], re.findall("'(.+?)'", found[2])) if found else ""
+            if near:
+                error.message += f" Did you mean {near!r}?"
+            raise
 
     def format_options(self, ctx: Any, formatter: Any) -> None:  # noqa: ANN401 - click's
         """Write the lists of arguments and options."""

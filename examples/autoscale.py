@@ -69,7 +69,7 @@ async def main(n_rollouts: int = 400, rule: Rule | None = None) -> None:
         groups = await client.generate_batch(prompts, sampling, deadline_s=120)
         print(f"{sum(len(group) for group in groups)} rollouts, all of them whole")
         await asyncio.sleep(2 * rule.patience * rule.look_s)  # the queue stays empty
-        print(f"{len(fleet.worker_names)} workers are left")
+        print(f"workers that are left: {len(fleet.worker_names)}")
         following.cancel()
 
 

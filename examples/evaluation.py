@@ -2,7 +2,8 @@
 
 Run it with `python -m rolloutbus.examples.evaluation`. Each measurement is of one version, on words
 that are never trained on. Its requests go after the trainer's wherever one waits. An update waits
-for those that a worker has begun; the others are refused then, and the version is left out.
+for those that a worker has begun; the others are refused then, and the version is left out. It
+takes about a minute on two cores.
 """
 
 import asyncio

@@ -2,7 +2,7 @@
 
 `python -m rolloutbus.examples.fsdp` starts both. Each samples its share of the rollouts and trains
 on it. A publication takes all ranks: rank 0 sends what the others gather with it, and tells them
-the number of the version.
+the number of the version. It takes some two minutes on two cores.
 """
 
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
@@ -81,7 +81,8 @@ def run_rank(rank: int, address: str, directory: Path, n_steps: int) -> None:
     )
     with rolloutbus.connect_sync(address, name=f"rank-{rank}") as client:
         for step, reward in enumerate(train(client, directory, n_steps), 1):
-            print(f"rank {rank}  step {step:3d}  reward {reward:.3f}")
+            line = f"rank {rank}  step {step:3d}  reward {reward:.3f}\n"
+            print(line, end="", flush=True)  # in one write: the ranks share the output
     dist.destroy_process_group()
 
 

@@ -9,17 +9,14 @@ then can be trained again without a fleet; to look into a step that went wrong, 
 
 import argparse
 import json
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from rolloutbus import OfflineRollouts
-from rolloutbus.examples.grpo import Learner, LearnerOptions
+from rolloutbus.errors import BusError
 from rolloutbus.examples.rollouts import Group
-from rolloutbus.examples.tiny_model import load_tiny_model
-from rolloutbus.examples.training import make_batch
 
 SHOW_EVERY = 10
 
@@ -28,6 +25,14 @@ def retrain(source: OfflineRollouts, run: Path) -> Iterator[tuple[float, float]]
     """Make each step of a run of the demo again; yields its loss then, and now."""
     config = json.loads((run / "config.json").read_text())
     found = {each.rollout.rid: each for each in source}
+    # torch takes seconds to import: after what may be wrong with the arguments.
+    import torch  # noqa: PLC0415
+
+    from rolloutbus.examples.grpo import Learner, LearnerOptions  # noqa: PLC0415
+    from rolloutbus.examples.tiny_model import load_tiny_model  # noqa: PLC0415
+    from rolloutbus.examples.training import make_batch  # noqa: PLC0415
+
+    torch.set_num_threads(1)  # as in the demo: sums of floats depend on it
     learner = Learner(load_tiny_model(run / "model"), LearnerOptions(steps=config["steps"]))
     size: int = config["group_size"]
     for line in (run / "metrics.jsonl").read_text().splitlines():
@@ -46,9 +51,15 @@ def main() -> None:
     parser.add_argument("source", help="a journal's directory, or an export (.parquet, .jsonl)")
     parser.add_argument("run", type=Path, help="directory of that run, e.g. runs/RUN")
     options = parser.parse_args()
-    torch.set_num_threads(1)  # as in the demo: sums of floats depend on it
+    try:
+        _compare(retrain(OfflineRollouts(options.source), options.run))
+    except (BusError, OSError) as error:
+        sys.exit(f"error: {error}")
+
+
+def _compare(losses: Iterator[tuple[float, float]]) -> None:
     worst = 0.0
-    for number, (then, now) in enumerate(retrain(OfflineRollouts(options.source), options.run), 1):
+    for number, (then, now) in enumerate(losses, 1):
         worst = max(worst, abs(now - then))
         if number % SHOW_EVERY == 0:
             print(f"step {number:4d}  loss then {then:+.6f}  now {now:+.6f}")

@@ -1,11 +1,13 @@
 """A causal language model of 0.33 million parameters and its tokenizer, made on the spot.
 
 Both are ordinary Hugging Face directories: what serves them serves any other model too.
+`python -m rolloutbus.examples.tiny_model DIRECTORY` writes them there.
 """
 
 # pyright: reportUnknownMemberType=false
 # The stubs of torch and transformers leave parameters untyped.
 
+import argparse
 from pathlib import Path
 
 import torch
@@ -64,3 +66,11 @@ def _build_tokenizer() -> PreTrainedTokenizerFast:
         bos_token="<s>",  # noqa: S106
         model_max_length=MAX_POSITIONS,
     )
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description="Write a tiny model with random weights.")
+    parser.add_argument("directory", type=Path, help="made if missing")
+    parser.add_argument("--seed", type=int, default=0, help="of the weights; 0")
+    options = parser.parse_args()
+    build_tiny_model(options.directory, seed=options.seed)

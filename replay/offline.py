@@ -16,7 +16,7 @@ from rolloutbus.bus.wire.errors import SettingsError
 from rolloutbus.bus.wire.messages.generation import FinishReason
 from rolloutbus.replay.journal.format import JournalError
 from rolloutbus.replay.journal.reader import Journal
-from rolloutbus.replay.trajectories import Ints, Trajectories, Trajectory
+from rolloutbus.replay.trajectories import NO_TAP, Ints, Trajectories, Trajectory
 from rolloutbus.replay.trajectory_files import JSONL, PARQUET, read
 from rolloutbus.trainer_adapter.client.core.results import Rollout
 
@@ -87,7 +87,7 @@ class OfflineRollouts:
 
         Raises:
             JournalError: this is no journal, or it is not whole: at the damage, or after the last
-                rollout that is there.
+                rollout that is there; or it was recorded without a router's tap.
             msgspec.DecodeError: the file holds something else.
         """
         for trajectory in self._trajectories():
@@ -120,13 +120,16 @@ class OfflineRollouts:
             yield from read(self._path)
             return
         journal = Journal(self._path, skip=self._allow_gaps)
-        yield from Trajectories(journal)
+        found = Trajectories(journal)
+        yield from found
         # Results hold all their tokens: nothing of a rollout comes from streams.
         gaps = [each.sentence for each in journal.gaps if each.kind != "lost_stream"]
         if gaps and not self._allow_gaps:
             raise JournalError(
                 f"{self._path} is not whole: {'; '.join(gaps)}; allow_gaps=True takes it as it is"
             )
+        if not found.requests.has_tap and not self._allow_gaps:
+            raise JournalError(f"{self._path} {NO_TAP}")
 
 
 def _offline(row: Trajectory) -> OfflineRollout:

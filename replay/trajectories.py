@@ -21,6 +21,11 @@ from rolloutbus.bus.wire.messages.generation import Generate, Generated
 from rolloutbus.replay.journal.records import Head, Record, Tap
 
 NS = 1e-9
+NO_TAP = (
+    "holds no messages of a router's tap, which rollouts come from: record a fleet that has one "
+    "(`rolloutbus up --tap`)"
+)
+"""What is said of a journal whose records had none."""
 MAX_DONE = 100_000
 """Ended rollouts that are remembered, so that no copy of an ending is taken for another."""
 
@@ -114,6 +119,8 @@ class AnsweredRequests:
         self._done: OrderedDict[str, None] = OrderedDict()
         self._wall_minus_boot_ns = 0
         self._n_forgotten = 0
+        self.has_tap = False
+        """Whether any message of a router's tap was among the records."""
         self.n_headless = 0
         """Requests that finished, but were asked for before the recording began."""
         self.n_malformed = 0
@@ -135,6 +142,7 @@ class AnsweredRequests:
                 self._wall_minus_boot_ns = record.wall_ns - record.at_ns
             if not isinstance(record, Tap):
                 continue
+            self.has_tap = True
             at = (record.at_ns + self._wall_minus_boot_ns) * NS
             for entry in record.entries:
                 if self._rids and entry.rid not in self._rids:

@@ -25,8 +25,9 @@ from rolloutbus.bus.wire.messages.control import (
 )
 from rolloutbus.bus.wire.messages.endings import Done, Problem
 from rolloutbus.bus.wire.messages.generation import Abort, Aborted, AbortPolicy
+from rolloutbus.bus.wire.messages.weights import ReserveVersion
 from rolloutbus.bus.wire.validation import check_rid
-from rolloutbus.router.context import Context, check_deadline, refusal
+from rolloutbus.router.context import Context, check_deadline, highest_taken, refusal
 from rolloutbus.router.dispatch import Dispatcher
 from rolloutbus.router.members.clients import ClientRecord
 from rolloutbus.router.members.intents import Intents
@@ -87,7 +88,7 @@ class ClientCommands:
                 del self._awaiting[rid]
                 left_ms = max(1, round(1000 * (each.deadline_at - now)))
                 entry = replace(each.entry, deadline_ms=left_ms)
-                self._fleet.ask(each.client, entry, [store], now)
+                self._fleet.ask(each.client, self._above_all(entry), [store], now)
             elif each.until <= now:
                 del self._awaiting[rid]
                 message = "no weight store is connected; start one with `rolloutbus store`"
@@ -159,7 +160,19 @@ class ClientCommands:
                 for each in targets:
                     self._context.expected.told_to_leave(each.name, comes_back=body.comes_back)
                 entry = replace(entry, body=pack(Shutdown(body.drain)))
+            elif entry.route == "store":
+                entry = self._above_all(entry)
             self._fleet.ask(client.name, entry, targets, now, self._missed(entry, body))
+
+    def _above_all(self, entry: Entry) -> Entry:
+        """A reservation that tells the store which numbers others have given, if it cannot know."""
+        if entry.kind != "reserve_version":
+            return entry
+        ask = unpack_as(ReserveVersion, entry)
+        taken = highest_taken(self._context, ask.policy)
+        if taken <= self._context.recorded.get(ask.policy, 0):
+            return entry
+        return replace(entry, body=pack(replace(ask, above=max(ask.above, taken))))
 
     def report(self, client: ClientRecord, entry: Entry, now: float) -> None:
         """Answer `status`."""

@@ -58,6 +58,8 @@ class Context:
     tags: dict[str, list[tuple[int, int]]] = field(default_factory=dict[str, list[tuple[int, int]]])
     """Policy -> (version, label) of the latest that bear a label of their trainer, both growing;
     `note_tag` writes it."""
+    recorded: dict[str, int] = field(default_factory=dict[str, int])
+    """Policy, or `<policy>.<adapter>` -> last version in the record of the store that came last."""
     in_waves: dict[str, Waves] = field(default_factory=dict[str, Waves])
     """Policies with a commit that an earlier router, or this one, has not brought to all yet;
     theirs in `committed` is the version before it."""
@@ -210,6 +212,7 @@ def why_no_store(context: Context, now: float) -> str:
 def note_record(context: Context, facts: StoreFacts) -> None:
     """A store tells what it has written down."""
     context.in_waves.clear()
+    context.recorded = {**facts.committed, **facts.adapters}
     context.adapters.update(facts.adapters)
     for policy, tags in facts.tags.items():
         for version, tag in tags:
@@ -234,6 +237,22 @@ def lacking(context: Context, worker: MemberRecord) -> list[tuple[str, int]]:
         for policy, _, name, version in named
         if policy == worker.policy and worker.adapters.get(name) != version
     ]
+
+
+def highest_taken(context: Context, policy: str) -> int:
+    """The highest number that a version is known to have, whichever store gave it; 0: none has one.
+
+    `policy` may be `<policy>.<adapter>`.
+    """
+    waves = context.in_waves.get(policy)
+    base, _, adapter = policy.rpartition(".")
+    return max(
+        context.committed_of(policy),
+        context.adapters.get(policy, 0),
+        0 if waves is None else waves.version,
+        *(worker.version for worker in context.members.workers(policy)),
+        *(worker.adapters.get(adapter, 0) for worker in context.members.workers(base)),
+    )
 
 
 def is_recorded(context: Context, policy: str, version: int) -> bool:

@@ -20,6 +20,7 @@ from rolloutbus.bus.actor.resources import WATCH_S, ResourceWatch, provide_fds
 from rolloutbus.bus.actor.variables import PROGRESS, choice_of
 from rolloutbus.bus.wire.errors import BusError, SettingsError
 from rolloutbus.bus.wire.messages.membership import EXPLAINED
+from rolloutbus.bus.wire.near_names import meant_field
 
 _PR_SET_PDEATHSIG = 1
 
@@ -235,7 +236,7 @@ def run_actor(
             die_with_parent(parent)
         provide_fds(EXPECTED_PEERS)
         return uvloop.run(_watched(serve(settings)))
-    except (msgspec.DecodeError, OSError, SettingsError) as error:
+    except (OSError, SettingsError) as error:
         complain(str(error))
         return ActorExit.SETTINGS
     except BusError as error:
@@ -252,8 +253,15 @@ def _read_settings(
     source.add_argument("--settings-json", metavar="JSON", help=f"a {kind} as a JSON object")
     source.add_argument("--settings-file", metavar="PATH", type=Path, help="a file that holds it")
     options = parser.parse_args(arguments)
-    text = options.settings_json or options.settings_file.read_bytes()
-    return msgspec.json.decode(text, type=settings_type)
+    file: Path | None = options.settings_file
+    try:
+        text = options.settings_json if file is None else file.read_bytes()
+        return msgspec.json.decode(text, type=settings_type)
+    except OSError as error:
+        raise SettingsError(f"cannot read {file}: {error.strerror}") from error
+    except msgspec.DecodeError as error:
+        meant = meant_field(error, settings_type)
+        raise SettingsError(f"{file or '--settings-json'}: {error}{meant}") from error
 
 
 async def _watched(serving: Awaitable[ActorExit]) -> ActorExit:

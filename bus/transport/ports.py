@@ -11,17 +11,17 @@ from typing import Literal, Protocol
 from rolloutbus.bus.transport.endpoints import without_keys
 from rolloutbus.bus.wire.entry import Entry, Peer
 
-LinkFailure = Literal["no-answer", "other-key", "unknown-key", "wrong-role", "standby"]
-"""Why a connection did not come to be: nobody listens or answers; somebody does, without proof of
-the key that is expected; ours is in no allow-list; it is, but its role has no place there; the
-router there stands by for another one."""
+LinkFailure = Literal["no-answer", "no-key", "other-key", "unknown-key", "wrong-role", "standby"]
+"""Why a connection did not come to be: nobody listens or answers; somebody does, and breaks off
+since we have shown no key; somebody does, without proof of the key that is expected; ours is in no
+allow-list; it is, but its role has no place there; the router there stands by for another one."""
 
 ANNOUNCE_AGAIN_S = 10.0
 EVERYBODY = ""
 """Among the clients of a subscription: the rows of all. No client has this name."""
 
 
-KEY_TROUBLES = frozenset({"other-key", "unknown-key", "wrong-role"})
+KEY_TROUBLES = frozenset({"no-key", "other-key", "unknown-key", "wrong-role"})
 """Failures that only people mend; a router that does not answer may come by itself."""
 KEY_PATIENCE_S = 600.0
 
@@ -85,6 +85,12 @@ def sentence_of(why: LinkFailure, address: str, role: str) -> str:
     match why:
         case "no-answer":
             return f"no router answers at {where}"
+        case "no-key":
+            return (
+                f"what answers at {where} breaks off a connection without keys: to a router that "
+                f"asks for them give your key (`--key FILE`, in a program `key_file=`) and its own "
+                f"behind its address ({where}#KEY), as router.pub has it"
+            )
         case "other-key":
             return (
                 f"what answers at {where} does not hold the router's key that was given: if the "

@@ -71,6 +71,7 @@ class DealerPort:
         """Why the link did not come to be, once `on_down` was called; read it there. Its owner
         writes it, if the peer itself has said why."""
         self._on_down = on_down
+        self._has_keys = dialer is not None
         self._watch = Monitor(socket, _DOWN | _REFUSED, self._happened) if on_down else None
         if bind:
             self.endpoint = bind_local(socket, endpoint)
@@ -109,7 +110,7 @@ class DealerPort:
             if event.kind == zmq.EVENT_HANDSHAKE_FAILED_AUTH:
                 self.failure = "wrong-role" if event.value == _MISPLACED else "unknown-key"
             elif event.kind & _REFUSED:
-                self.failure = "other-key"
+                self.failure = "other-key" if self._has_keys else "no-key"
         if self._on_down is not None and any(event.kind & _DOWN for event in events):
             self._on_down()
 

@@ -1,7 +1,11 @@
 """Which name was meant: for calls and values that are given one which does not exist."""
 
 import difflib
+import re
 from collections.abc import Iterable, Mapping
+
+import msgspec
+import msgspec.inspect
 
 MIN_LIKENESS = 0.7
 """Of a name that is taken for a misspelt one, as difflib counts."""
@@ -45,6 +49,30 @@ def nearest(name: str, names: Iterable[str]) -> str:
     if MEANT.get(name) in known:
         return MEANT[name]
     return next(iter(difflib.get_close_matches(name, known, 1, MIN_LIKENESS)), "")
+
+
+def meant_field(error: msgspec.DecodeError, kind: type) -> str:
+    """What to say behind an error about a field that `kind` does not have; mostly empty."""
+    found = _UNKNOWN_FIELD.search(str(error))
+    if found is None:
+        return ""
+    structs = _structs_in(msgspec.inspect.type_info(kind))
+    for name in filter(None, (found[2] or "").split(".")):
+        fields = [each for struct in structs for each in struct.fields]
+        structs = [
+            struct for each in fields if each.name == name for struct in _structs_in(each.type)
+        ]
+    near = nearest(found[1], [each.name for struct in structs for each in struct.fields])
+    return f"; did you mean `{near}`?" if near else ""
+
+
+_UNKNOWN_FIELD = re.compile(r"unknown field `(.+?)`(?: - at `\$\.?(.*)`)?")
+"""As msgspec says it: the name, and where."""
+
+
+def _structs_in(kind: msgspec.inspect.Type) -> list[msgspec.inspect.StructType]:
+    kinds = kind.types if isinstance(kind, msgspec.inspect.UnionType) else [kind]
+    return [each for each in kinds if isinstance(each, msgspec.inspect.StructType)]
 
 
 def no_attribute(thing: object, name: str, renamed: Mapping[str, str]) -> AttributeError:

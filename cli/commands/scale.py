@@ -9,7 +9,7 @@ import typer
 
 from rolloutbus.bus.wire.errors import SettingsError
 from rolloutbus.cli.options import Address, AsJson, Deadline, YourKey, example, not_empty
-from rolloutbus.cli.terminal import ExitStatus, fail, print_json, run
+from rolloutbus.cli.terminal import ExitStatus, counted, fail, print_json, run
 from rolloutbus.cli.terminal import ask as question
 from rolloutbus.cli.verbs import Verbs
 from rolloutbus.launcher.control_socket import Done, Order, Restart, Scale, ask
@@ -112,4 +112,4 @@ async def _carry_out(name: str, orders: Sequence[Order], *, as_json: bool) -> No
     if as_json:
         print_json({"workers": left})
     else:
-        sys.stdout.write(f"{len(left)} workers: {', '.join(left)}\n")
+        sys.stdout.write(f"{counted(len(left), 'worker')}: {', '.join(left)}\n")

@@ -20,6 +20,7 @@ from rolloutbus.cli.terminal import (
     by_name,
     checked,
     connected,
+    counted,
     fail,
     print_json,
     run,
@@ -30,7 +31,8 @@ from rolloutbus.trainer_adapter.client.fleet_events import NOT_WRITTEN, unwritte
 
 STATE_STYLES = {"ready": "green", "updating": "cyan", "paused": "yellow", "asleep": "yellow"}
 """States in which a worker is as it should be; any other one is red."""
-
+UNBOUNDED = 100_000
+"""Columns where no terminal is: each line stays whole, for `grep`."""
 
 app = Verbs()
 
@@ -99,7 +101,7 @@ async def _print_json(address: str, key: str, interval_s: float) -> None:
 
 
 async def _print_table(address: str, key: str, interval_s: float) -> None:
-    console = Console()
+    console = Console(width=None if sys.stdout.isatty() else UNBOUNDED)
     async with connected(address, key) as client:
         if not interval_s:
             console.print(report(await client.status()))
@@ -150,8 +152,10 @@ def _notes(found: FleetStatus) -> Iterator[Text]:
             yield Text(f"{each.name} gets no work until it has caught up: {each.problem}", "red")
     for each in workers:
         for reason, sentence in each.blocked_by.items():
-            is_said = (reason == "behind" and each.problem) or (
-                reason == "tripped" and each.name in found.troubled
+            is_said = (
+                (reason == "behind" and each.problem)
+                or (reason == "tripped" and each.name in found.troubled)
+                or (reason == "not_ready" and "paused" in each.blocked_by)
             )
             if not is_said:
                 yield Text(f"{each.name} gets no work: {sentence}", "yellow")
@@ -172,8 +176,8 @@ def _router_line(found: FleetStatus) -> Text:
         f"committed: {committed or 'nothing yet'}",
         f"{found.n_running} running",
         f"{found.n_queued} queued",
-        f"{found.n_clients} clients",
-        f"{sum(found.sessions.values())} sessions",
+        counted(found.n_clients, "client"),
+        counted(sum(found.sessions.values()), "session"),
     ]
     if found.standby:
         parts.insert(1, f"standby {found.standby}")

@@ -41,7 +41,15 @@ from rolloutbus.cli.options import (
     ray_launcher,
 )
 from rolloutbus.cli.progress import CLEAR, in_words, is_shown, waiting
-from rolloutbus.cli.terminal import ExitStatus, by_name, checked, connected, print_json, run
+from rolloutbus.cli.terminal import (
+    ExitStatus,
+    by_name,
+    checked,
+    connected,
+    counted,
+    print_json,
+    run,
+)
 from rolloutbus.cli.verbs import Verbs
 from rolloutbus.engine_worker.settings import START_TIMEOUT_S
 from rolloutbus.launcher.fleet import Fleet, up
@@ -228,5 +236,6 @@ def state_line(status: FleetStatus) -> Text:
         f"{each.name} {each.state} v{each.version} {each.n_running}/{each.slots}"
         for each in sorted(status.workers, key=by_name)
     ]
-    totals = f"{status.n_running} running, {status.n_queued} queued, {status.n_clients} clients"
+    clients = counted(status.n_clients, "client")
+    totals = f"{status.n_running} running, {status.n_queued} queued, {clients}"
     return Text(" | ".join([*workers, totals]), overflow="ellipsis", no_wrap=True)

@@ -62,8 +62,10 @@ class CommitRecorder:
                 self._doubts[decision.rid] = decision.body
                 decision.on_written(None, at)
                 return
-            is_written = all(each.kind == "finished" for each in results.values())
-            decision.on_written(is_written and not silent, at)
+            is_written = not silent and all(each.kind == "finished" for each in results.values())
+            if is_written:
+                self._context.recorded[decision.body.policy] = decision.body.version
+            decision.on_written(is_written, at)
 
         store = self._context.members.store()
         if store is None:
@@ -108,6 +110,7 @@ class CommitRecorder:
             found = [result_of("settle_version", each) for each in results.values()]
             is_committed = any(isinstance(each, Settled) and each.is_committed for each in found)
             if is_committed:
+                self._context.recorded[body.policy] = body.version
                 self._context.note_tag(body.policy, body.version, body.tag)
             if is_committed and body.floor:
                 self._context.in_waves[body.policy] = Waves(body.version, body.floor)

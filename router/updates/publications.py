@@ -24,7 +24,7 @@ from rolloutbus.bus.wire.messages.weights import (
 )
 from rolloutbus.bus.wire.near_names import nearest
 from rolloutbus.bus.wire.validation import check_name, check_rid
-from rolloutbus.router.context import Context, check_deadline, is_recorded, refusal
+from rolloutbus.router.context import Context, check_deadline, highest_taken, is_recorded, refusal
 from rolloutbus.router.members.clients import ClientRecord
 from rolloutbus.router.members.member_commands import (
     Answers,
@@ -144,7 +144,16 @@ class Publications:
         return self._staleness_of(body)
 
     def _staleness_of(self, body: PublishVersion) -> Problem | None:
-        committed = self._context.committed_of(body.policy)
+        context = self._context
+        committed, taken = context.committed_of(body.policy), highest_taken(context, body.policy)
+        recorded = context.recorded.get(body.policy, 0)
+        if context.members.store() is not None and recorded < body.version <= taken:
+            message = (
+                f"the store's record ends before version {body.version}, but this fleet has "
+                f"version {taken} already, of another store or record: publish once more, which "
+                "takes a number above it"
+            )
+            return refusal("stale_version", message, "version")
         if body.version >= committed:
             return self._problem_with_tag(body)
         message = (

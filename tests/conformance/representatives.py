@@ -218,7 +218,7 @@ _COMMANDS: dict[str, msgspec.Struct] = {
     "open_session": generation.OpenSession("conv-1", POLICY, 90.5, 20.25, "w0"),
     "close_session": generation.CloseSession("conv-1"),
     "status": control.Status(),
-    "reserve_version": weights.ReserveVersion(POLICY, TENSORS, VERSION),
+    "reserve_version": weights.ReserveVersion(POLICY, TENSORS, VERSION, above=4),
     "verify_tensors": weights.VerifyTensors(POLICY, VERSION, [1, 0], [2**64 - 1, 1]),
     "seal_version": weights.SealVersion(POLICY, VERSION, [2**64 - 1, 1], [OFFER], allow_zeros=True),
     "restore_version": weights.RestoreVersion(POLICY, VERSION - 1),

@@ -427,7 +427,7 @@ async def test_a_listener_cannot_close_its_blocking_client_which_stays_open(
 
 async def test_without_a_router_connecting_fails_in_time(tmp_path: Path) -> None:
     settings = ClientSettings(name="c", router=f"ipc://{tmp_path}/none", connect_timeout_s=0.3)
-    with pytest.raises(PeerLost, match="no router answers at"):
+    with pytest.raises(PeerLost, match=r"no router answers at .* `rolloutbus ls` lists"):
         async with RolloutClient(settings):
             pass
 

@@ -118,8 +118,13 @@ def test_text_in_text_out_and_token_ids_for_who_wants_them(fleet: Running) -> No
     assert text == f"{told['text']}\n"
 
 
+def test_lines_of_the_status_stay_whole_in_a_pipe(fleet: Running) -> None:
+    *_, router = fleet.call("status").stdout.splitlines()
+    assert re.fullmatch(r"router epoch 1.* \| \d+ clients? \| 0 sessions", router)
+
+
 def test_resume_says_when_nothing_was_paused(fleet: Running) -> None:
-    assert fleet.call("resume").stdout == "w0: done\nnothing was paused\n"
+    assert fleet.call("resume").stdout == "nothing was paused\n"
     assert fleet.call("pause").stdout == "w0: done\n"
     told = json.loads(fleet.call("resume", "--json").stdout)
     assert told == {"was_paused": True, "workers": {"w0": "done"}}

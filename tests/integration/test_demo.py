@@ -5,7 +5,8 @@ import pytest
 
 from rolloutbus import OfflineRollouts
 from rolloutbus.examples.demo import HELD_OUT_WORDS, DemoOptions, run_demo
-from rolloutbus.examples.offline import evaluate, train
+from rolloutbus.examples.imitation import evaluate, train
+from rolloutbus.examples.offline import steps
 from rolloutbus.examples.retrain import retrain
 from rolloutbus.examples.tiny_model import build_tiny_model, load_tiny_model
 from rolloutbus.replay.journal.reader import Journal
@@ -71,7 +72,7 @@ def assert_learns_offline(journal: Path, directory: Path) -> None:
     build_tiny_model(directory, seed=0)
     model = load_tiny_model(directory)
     before = evaluate(model, seed=0)
-    rewards = list(train(OfflineRollouts(journal), model, STEPS))
+    rewards = list(train(steps(OfflineRollouts(journal)), model, STEPS))
     after = evaluate(model, seed=0)
     print(f"{len(rewards)} steps offline: {before:.3f} -> {after:.3f}")
     assert len(rewards) >= STEPS

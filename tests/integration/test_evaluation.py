@@ -17,8 +17,8 @@ from rolloutbus import Fleet, RolloutClient, SamplingParams, connect, subscribe
 from rolloutbus.errors import StaleVersion
 from rolloutbus.events import Finished
 from rolloutbus.examples.evaluation import evaluate, watch
-from rolloutbus.examples.offline import HELD_OUT_WORDS
-from rolloutbus.examples.offline import evaluate as evaluate_here
+from rolloutbus.examples.imitation import HELD_OUT_WORDS
+from rolloutbus.examples.imitation import evaluate as evaluate_here
 from rolloutbus.examples.plain_grpo import GROUP_SIZE
 from rolloutbus.examples.task import WORD_LETTERS, draw_words, prompt_tokens
 from rolloutbus.examples.tiny_model import build_tiny_model, load_tiny_model

@@ -9,6 +9,7 @@ import pytest
 
 from rolloutbus import RolloutClient
 from rolloutbus.bus.actor.process import ActorExit
+from rolloutbus.bus.transport.endpoints import split_key
 from rolloutbus.bus.wire.errors import PeerLost
 from rolloutbus.engine_worker.settings import WorkerSettings
 from rolloutbus.launcher.plan import environment, python
@@ -87,6 +88,15 @@ async def test_new_worker_of_a_revoked_key_ends_and_says_why(
     assert first.startswith("warning: ")
     assert last.startswith("error: ")
     assert last.endswith("given up after 0.5 s")
+
+
+async def test_who_has_no_key_is_told_how_to_give_one(keys: KeyDirectory) -> None:
+    settings = RouterSettings(ANY_PORT, ANY_PORT, security=keys.server_settings("router"))
+    async with RouterActor(settings, "r") as router:
+        address, _ = split_key(router.endpoints[0])
+        own = ClientSettings(name="c", router=address, connect_timeout_s=2.0)
+        with pytest.raises(PeerLost, match=rf"without keys.*--key FILE.*key_file=.*{address}#KEY"):
+            await RolloutClient(own).__aenter__()
 
 
 async def test_who_has_no_place_at_a_router_is_told_why_on_both_sides(

@@ -464,7 +464,7 @@ def test_ctrl_c_while_workers_come_leaves_nothing_behind(
             scale.send_signal(signal.SIGINT)
             assert scale.wait(DEADLINE_S) == 130
         # The next change waits until what was begun is ended again.
-        assert call("scale", "-n", "1").stdout == "1 workers: w0\n"
+        assert call("scale", "-n", "1").stdout == "1 worker: w0\n"
         assert set(tree_of(up.pid)) == first
         with scaling(to=4) as scale:
             pids = tree_of(up.pid)

@@ -7,6 +7,7 @@ That a worker takes a delta shows what it holds: on another base the digests wou
 # The stubs of safetensors leave parameters untyped.
 
 import asyncio
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -150,6 +151,28 @@ async def test_a_trainers_label_outlives_the_router_and_the_store(tmp_path: Path
         assert not early.done()
         published = await publisher.publish(weights(2.0), tag=200, require="all")
         assert (await early).version_runs == [(published.version, 5)]
+
+
+async def test_numbers_go_on_when_the_record_of_the_store_is_lost(tmp_path: Path) -> None:
+    directory = tmp_path / "weights"
+    async with (
+        rolloutbus.up(**described(directory)) as fleet,
+        rolloutbus.connect(fleet.address) as client,
+    ):
+        publisher = WeightPublisher(client)
+        for head in (1.0, 2.0):
+            await publisher.publish(weights(head), **ALL)
+        before = fleet.pids["store"]
+        await asyncio.to_thread(shutil.rmtree, directory)
+        fleet.kill_store()
+        await status_when(
+            client, lambda status: status.store is not None and fleet.pids["store"] != before
+        )
+        step = await publisher.publish(weights(3.0), **ALL)
+        assert (step.version, set(step.transport.values())) == (3, {"shm"}), step.why
+        for worker in WORKERS:
+            held = await client.get_weights("head.weight", worker)
+            assert (held.version, held.array.tolist()) == (3, [3.0] * 4)
 
 
 async def test_a_real_model_takes_what_a_step_changed(tiny_model: Path, seed: int) -> None:

@@ -21,7 +21,7 @@ from rolloutbus.bus.actor.mailbox import Mailbox
 from rolloutbus.bus.actor.ref import Command
 from rolloutbus.bus.actor.tracing import tracer_of
 from rolloutbus.bus.security.zmq_curve import Dialer, dialer_of
-from rolloutbus.bus.transport.endpoints import router_addresses, without_keys
+from rolloutbus.bus.transport.endpoints import is_local, router_addresses, without_keys
 from rolloutbus.bus.transport.ports import (
     LAST_WORDS_MS,
     BatchHandler,
@@ -245,7 +245,8 @@ class Connection:
         except TimeoutError:
             self._shut()
             raise PeerLost(
-                f"{self._why_not()}; {self.settings.connect_timeout_s:g} s have passed",
+                f"{self._why_not()}; {self.settings.connect_timeout_s:g} s have passed"
+                + self._where_to_look(),
                 outcome="not_started",
             ) from None
         except BaseException:
@@ -422,6 +423,12 @@ class Connection:
         return ", and ".join(
             sentence_of(why, address, "a client") for address, why in self._failures.items()
         )
+
+    def _where_to_look(self) -> str:
+        is_silent = set(self._failures.values()) == {"no-answer"}
+        if is_silent and all(is_local(without_keys(each)) for each in self._routers):
+            return "; `rolloutbus ls` lists the fleets of this machine"
+        return ""
 
     def _apply(self, effect: Effect) -> None:
         match effect:

@@ -199,7 +199,7 @@ class StoreCore:
 
     def _reserve(self, asker: Asker, ask: ReserveVersion, now: float) -> list[StoreEffect]:
         problem = problems.bad_policy(ask.policy) or check_tensors(ask.tensors)
-        last = self._table.assigned.get(ask.policy, 0)
+        last = max(self._table.assigned.get(ask.policy, 0), ask.above)
         if problem is None and 0 < ask.version <= last:
             problem = problems.number_taken(ask.policy, ask.version, last)
         if problem is None and not ask.version:

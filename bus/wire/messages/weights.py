@@ -84,6 +84,8 @@ class ReserveVersion(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     tensors: Tensors
     version: Natural = 0
     """The number that it is to have, above all before; 0: the next one."""
+    above: Natural = 0
+    """Router: numbers up to this one are taken in this fleet, whatever the store's record says."""
 
 
 class Reserved(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -1,5 +1,6 @@
 """`rolloutbus export`: the rollouts of a journal as a table."""
 
+import sys
 from collections.abc import Iterable, Iterator
 from functools import partial
 from pathlib import Path
@@ -9,11 +10,11 @@ import typer
 
 from rolloutbus.cli.commands.journals.gaps import AllowGaps, fail_reading, finish
 from rolloutbus.cli.options import AsJson, example
-from rolloutbus.cli.terminal import checked
+from rolloutbus.cli.terminal import ExitStatus, checked, fail
 from rolloutbus.cli.verbs import Verbs
 from rolloutbus.replay.journal.format import JournalError
 from rolloutbus.replay.journal.reader import Journal
-from rolloutbus.replay.trajectories import Trajectories, Trajectory
+from rolloutbus.replay.trajectories import NO_TAP, Trajectories, Trajectory
 from rolloutbus.replay.trajectory_files import write
 from rolloutbus.trainer_adapter.client.text import TokenizerFile, load_tokenizer
 
@@ -54,13 +55,17 @@ def export(
     }
     finish(
         source,
-        {"rows": n_rows, **counts},
+        {"rows": n_rows, **counts, "has_tap": found.requests.has_tap},
         f"{n_rows} rows in {output} ({', '.join(f'{n} {name}' for name, n in counts.items())})",
         as_json=as_json,
         allow_gaps=allow_gaps,
         # Results hold all their tokens: nothing of a row comes from streams.
         harmless=["lost_stream"],
     )
+    if not found.requests.has_tap:
+        if not allow_gaps:
+            fail(f"{journal} {NO_TAP}", ExitStatus.FAILED)
+        sys.stderr.write(f"note: {journal} {NO_TAP}\n")
 
 
 def _texted(rows: Iterable[Trajectory], tokenizer: TokenizerFile) -> Iterator[Trajectory]:

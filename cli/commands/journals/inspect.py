@@ -17,7 +17,7 @@ from rolloutbus.replay.journal.format import JournalError
 app = Verbs()
 
 
-@app.command(epilog=example("rolloutbus inspect ./journal/000001.rbj"))
+@app.command(epilog=example("rolloutbus inspect ./journal/000001.rbz"))
 def inspect(
     file: Annotated[
         Path,

@@ -6,12 +6,13 @@ from collections.abc import Generator, Iterable
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, cast
+from typing import Annotated, Any, cast, get_type_hints
 
 import msgspec
 import typer
 
 from rolloutbus.bus.wire.errors import SettingsError
+from rolloutbus.bus.wire.near_names import nearest
 from rolloutbus.cli.commands.journals.gaps import (
     AllowGaps,
     fail_reading,
@@ -67,7 +68,11 @@ def replay_core(
         fail_reading(error)
     tell_gaps(journal)
     if not player.n_routers:
-        fail(f"{directory} has no turns of a router: record with --journal", ExitStatus.FAILED)
+        fail(
+            f"{directory} has no turns of a router: `up --journal DIR` and `router --journal DIR` "
+            "write them down",
+            ExitStatus.FAILED,
+        )
     first = text_of(player.first, player.names) if player.first is not None else None
     told = {
         "is_same": player.is_same,
@@ -91,7 +96,12 @@ def replay_core(
 
 
 def settings_in(changes: Iterable[str]) -> dict[str, Any]:
-    """`["queue_limit=5"]` -> `{"queue_limit": 5}`. Raises SettingsError: one is not NAME=JSON."""
+    """`["queue_limit=5"]` -> `{"queue_limit": 5}`.
+
+    Raises:
+        SettingsError: one is not NAME=JSON, or a router has no such setting, or not of that type.
+    """
+    kinds = get_type_hints(RouterSettings, include_extras=True)
     found: dict[str, Any] = {}
     for change in changes:
         name, equals, value = change.partition("=")
@@ -101,6 +111,16 @@ def settings_in(changes: Iterable[str]) -> dict[str, Any]:
             raise SettingsError(f"{change!r} is not NAME=JSON") from None
         if not name or not equals:
             raise SettingsError(f"{change!r} is not NAME=JSON")
+        if name not in kinds:
+            near = nearest(name, kinds)
+            raise SettingsError(
+                f"--set: a router has no setting {name[:64]!r}"
+                + (f"; did you mean {near}?" if near else f"; it has {', '.join(kinds)}")
+            )
+        try:
+            msgspec.convert(found[name], kinds[name])
+        except (msgspec.ValidationError, SettingsError) as error:
+            raise SettingsError(f"--set: {name}: {error}") from error
     return found
 
 

@@ -17,6 +17,9 @@ def test_another_reason_is_told_at_once() -> None:
     assert patience.failed("no-answer", KEYED, 1.0)
     assert "host with `rolloutbus keys allow`" in patience.failed("unknown-key", KEYED, 1.1)
     assert "not a worker's" in patience.failed("wrong-role", KEYED, 1.2)
+    keyless = patience.failed("no-key", ADDRESS, 1.2)
+    assert "`--key FILE`, in a program `key_file=`" in keyless
+    assert f"({ADDRESS}#KEY)" in keyless
     other = patience.failed("other-key", KEYED, 1.3)
     assert "does not hold the router's key" in other
     assert "bring its router.pub here" in other

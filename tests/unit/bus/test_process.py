@@ -9,10 +9,17 @@ from rolloutbus.bus.actor.process import ActorExit, announce_ready, read_ready, 
 from rolloutbus.bus.wire.errors import PeerLost, SettingsError
 
 
+class Limits(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Settings within settings."""
+
+    n_files: int = 0
+
+
 class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Of an actor that only tests run."""
 
     port: int
+    limits: Limits | None = None
     exit_with_parent: bool = False
 
 
@@ -56,6 +63,36 @@ def test_exit_status_and_one_line_say_how_it_ended(
     said = capsys.readouterr().err
     assert complaint in said
     assert said.count("\n") <= 1
+
+
+@pytest.mark.parametrize(
+    ("content", "complaint"),
+    [
+        (None, "error: cannot read {file}: No such file or directory\n"),
+        ("{", "error: {file}: Input data was truncated\n"),
+        (
+            '{"prot": 3}',
+            "error: {file}: Object contains unknown field `prot`; did you mean `port`?\n",
+        ),
+        (
+            '{"port": 3, "limits": {"n_file": 1}}',
+            (
+                "error: {file}: Object contains unknown field `n_file` - at `$.limits`; "
+                "did you mean `n_files`?\n"
+            ),
+        ),
+        ('{"banana": 3}', "error: {file}: Object contains unknown field `banana`\n"),
+    ],
+)
+def test_a_wrong_settings_file_is_named_and_the_field_that_was_meant(
+    content: str | None, complaint: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "s.json"
+    if content is not None:
+        file.write_text(content)
+    arguments = ["--settings-file", str(file)]
+    assert run_actor("demo", Settings, _serve, arguments) == ActorExit.SETTINGS
+    assert capsys.readouterr().err == complaint.replace("{file}", str(file))
 
 
 def test_settings_may_come_from_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

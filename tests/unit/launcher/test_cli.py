@@ -72,7 +72,11 @@ def test_help_of_an_option_names_no_option_that_the_command_lacks(command: str) 
         ),
         ("generate a --tokenizer /nowhere", 2, "error: tokenizer: cannot read /nowhere"),
         ("generate --prompt-ids 1 --stream --n 2", 2, "error: --stream shows one sample"),
-        ("pause --mode gently", 2, "gently"),
+        ("pause --mode gently", 2, ": 'gently' is not one of 'abort', 'in_place', 're"),
+        ("up --engine fak", 2, "'--engine': 'fak' is not one of 'transformers', 'sglang', 'fake'."),
+        ("up --engine fak", 2, "Did you mean 'fake'?"),
+        ("worker --name w --engine fke", 2, "Did you mean 'fake'?"),
+        ("keys allow x --role clint --name x", 2, "Did you mean 'client'?"),
         ("router --tap tcp://0.0.0.0:7777", 2, "error: tcp://0.0.0.0:7777 is beyond this machine"),
         ("record ./j --filter worker=w0", 2, "error: filter: 'worker=w0' is not client=, session="),
         ("record ./j -a nowhere", 3, "error: no fleet of yours named 'nowhere' runs here"),
@@ -147,5 +151,5 @@ def test_state_line_shows_each_worker_and_the_totals() -> None:
 
     status = FleetStatus(1, "i", False, [worker("w10"), worker("w9")], {}, 5, 4, 1, {})  # noqa: FBT003
     assert str(state_line(status)) == (
-        "w9 ready v3 2/32 | w10 ready v3 2/32 | 4 running, 5 queued, 1 clients"
+        "w9 ready v3 2/32 | w10 ready v3 2/32 | 4 running, 5 queued, 1 client"
     )

@@ -4,18 +4,21 @@ from pathlib import Path
 
 import pytest
 import typer
+from typer.testing import CliRunner
 
 from rolloutbus.bus.wire.codec import pack
 from rolloutbus.bus.wire.entry import Entry, Peer, Placement
 from rolloutbus.bus.wire.errors import SettingsError
 from rolloutbus.bus.wire.messages.generation import Generate, SamplingParams
 from rolloutbus.bus.wire.messages.membership import Hello
+from rolloutbus.cli.app import app
 from rolloutbus.cli.commands.journals.replay import replay_core, settings_in
 from rolloutbus.replay.journal.core import JournalSettings
 from rolloutbus.replay.turn_writer import TurnWriter
 from rolloutbus.router.events import Received, Ticked
 from rolloutbus.router.recording import core_of, recorded
 from rolloutbus.router.settings import RouterSettings
+from tests.unit.replay.segments import Desk
 
 SETTINGS = RouterSettings("ipc:///r/front", "ipc:///r/back", seed=7)
 PEER = Peer(b"a" * 16)
@@ -97,7 +100,29 @@ async def test_damage_stops_it_unless_gaps_are_allowed(
         assert "no right record" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("change", ["queue_limit", "=5", "queue_limit=five"])
-def test_what_is_no_setting_is_refused(change: str) -> None:
-    with pytest.raises(SettingsError, match="NAME=JSON"):
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ("queue_limit", "NAME=JSON"),
+        ("=5", "NAME=JSON"),
+        ("queue_limit=five", "NAME=JSON"),
+        ("queue_limt=5", "no setting 'queue_limt'; did you mean queue_limit"),
+        ("banana=5", "no setting 'banana'; it has frontend, backend"),
+        ('queue_limit="5"', "queue_limit: Expected `int`, got `str`"),
+        ('leases={"lease": 5}', "leases: Object contains unknown field `lease`"),
+    ],
+)
+def test_what_is_no_setting_is_refused(change: str, says: str) -> None:
+    with pytest.raises(SettingsError, match=says):
         settings_in([change])
+    result = CliRunner().invoke(app, ["replay", "/nowhere", "--core", "--set", change])
+    assert result.exit_code == 2
+
+
+def test_a_journal_without_turns_is_told_from_a_routers_own(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Desk(tmp_path / "j").close()
+    with pytest.raises(typer.Exit):
+        replay_core(tmp_path / "j", [], allow_gaps=False, as_json=False)
+    assert "`up --journal DIR` and `router --journal DIR` write" in capsys.readouterr().err

@@ -100,6 +100,20 @@ def test_training_from_it_ends_with_an_error(tmp_path: Path, cut: Callable[[Path
     assert list(OfflineRollouts(tmp_path / "j", allow_gaps=True))
 
 
+def test_a_journal_without_a_tap_is_not_taken_for_one_without_rollouts(tmp_path: Path) -> None:
+    desk = Desk(tmp_path / "j")
+    desk.add("c/1")
+    desk.close()
+    command = ["export", tmp_path / "j", "-o", tmp_path / "rows.jsonl", "--json"]
+    for more, expected in ((), 1), (("--allow-gaps",), 0):
+        status, told, errors = invoked(*command, *more)
+        assert (status, json.loads(told)["has_tap"]) == (expected, False)
+        assert "holds no messages of a router's tap" in errors
+    with pytest.raises(JournalError, match="up --tap"):
+        list(OfflineRollouts(tmp_path / "j"))
+    assert list(OfflineRollouts(tmp_path / "j", allow_gaps=True)) == []
+
+
 async def test_a_router_that_died_leaves_a_journal_without_an_end(tmp_path: Path) -> None:
     async with TurnWriter(tmp_path / "j", "9.9", pytest.fail) as writer:
         settings = RouterSettings("ipc:///r/front", "ipc:///r/back", seed=7)

@@ -97,6 +97,13 @@ def test_each_reason_why_a_worker_gets_no_work_is_shown_once() -> None:
     ]
 
 
+def test_of_a_paused_worker_it_is_not_said_that_its_state_takes_no_requests() -> None:
+    [line, _] = _lines(blocked_by={"not_ready": "Its own state.", "paused": "It is paused."})
+    assert line == "w0 gets no work: It is paused."
+    [line, _] = _lines(blocked_by={"not_ready": "Its own state."})
+    assert line == "w0 gets no work: Its own state."
+
+
 def test_workers_that_are_away_are_shown_with_the_reason() -> None:
     lines = _lines(absent={"w1": "it was lost (expired)"})
     assert "w1 is not here: it was lost (expired)" in lines

@@ -311,6 +311,17 @@ def test_a_manifest_says_what_was_offered_with_the_seal() -> None:
     assert manifest.offers == [offer]
 
 
+def test_numbers_go_on_above_those_that_another_store_gave() -> None:
+    store = StoreCoreHarness()
+    assert code_of(store.say(ReserveVersion("default", TENSORS, 7, above=7))) == "stale_version"
+    reserved = answer_of(store.say(ReserveVersion("default", TENSORS, above=7)))
+    assert isinstance(reserved, Reserved)
+    assert reserved.version == 8
+    again = VersionTable()
+    again.restore(store.records)
+    assert again.assigned == {"default": 8}
+
+
 def test_no_version_follows_the_largest_number() -> None:
     store = StoreCoreHarness()
     last = answer_of(store.say(ReserveVersion("default", TENSORS, MAX_VERSION)))
