@@ -226,3 +226,20 @@ def test_a_prompt_that_is_none_is_named(prompt: object) -> None:
     with pytest.raises(Refused) as caught:
         prompts_of(body, Letters())
     assert caught.value.field == "prompt"
+
+
+class Untemplated(Letters):
+    """A tokenizer of transformers without a chat template."""
+
+    chat_template = None
+
+    def apply_chat_template(self, conversation: list[dict[str, Any]], **kwargs: Any) -> str:  # noqa: ANN401
+        del conversation, kwargs
+        raise ValueError("tokenizer.chat_template is not set")
+
+
+def test_a_model_without_a_chat_template_says_what_to_do_instead() -> None:
+    with pytest.raises(Refused, match=r"/v1/completions.*chat_template\.jinja") as caught:
+        chat_prompt(chat(), Untemplated())
+    assert caught.value.field == "messages"
+    assert "template says" not in str(caught.value)
