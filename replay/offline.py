@@ -128,7 +128,7 @@ class OfflineRollouts:
             raise JournalError(
                 f"{self._path} is not whole: {'; '.join(gaps)}; allow_gaps=True takes it as it is"
             )
-        if not found.requests.has_tap and not self._allow_gaps:
+        if found.requests.lacks_tap and not self._allow_gaps:
             raise JournalError(f"{self._path} {NO_TAP}")
 
 

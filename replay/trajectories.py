@@ -18,7 +18,7 @@ from rolloutbus.bus.wire.commands import ENDINGS
 from rolloutbus.bus.wire.entry import NO_ATTEMPT, Attempt, Entry, Placement
 from rolloutbus.bus.wire.errors import RemoteProtocolError
 from rolloutbus.bus.wire.messages.generation import Generate, Generated
-from rolloutbus.replay.journal.records import Head, Record, Tap
+from rolloutbus.replay.journal.records import Head, Record, Stream, Tap
 
 NS = 1e-9
 NO_TAP = (
@@ -119,11 +119,16 @@ class AnsweredRequests:
         self._done: OrderedDict[str, None] = OrderedDict()
         self._wall_minus_boot_ns = 0
         self._n_forgotten = 0
-        self.has_tap = False
-        """Whether any message of a router's tap was among the records."""
+        self._has_tap = False
+        self._has_streams = False
         self.n_headless = 0
         """Requests that finished, but were asked for before the recording began."""
         self.n_malformed = 0
+
+    @property
+    def lacks_tap(self) -> bool:
+        """Whether tokens were streamed, and no message of a router's tap was among the records."""
+        return self._has_streams and not self._has_tap
 
     @property
     def n_unfinished(self) -> int:
@@ -140,9 +145,11 @@ class AnsweredRequests:
         for record in self._records:
             if isinstance(record, Head):
                 self._wall_minus_boot_ns = record.wall_ns - record.at_ns
+            if isinstance(record, Stream):
+                self._has_streams = True
             if not isinstance(record, Tap):
                 continue
-            self.has_tap = True
+            self._has_tap = True
             at = (record.at_ns + self._wall_minus_boot_ns) * NS
             for entry in record.entries:
                 if self._rids and entry.rid not in self._rids:

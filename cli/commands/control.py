@@ -89,9 +89,9 @@ def _tell(result: FleetResult, more: dict[str, bool], *, as_json: bool) -> None:
     else:
         lines = [f"{name}: {answer}" for name, answer in answers.items()] or ["no workers"]
         if not more.get("was_paused", True):
-            # That those have nothing to go on with, who were not paused, is no news.
-            undone = [f"{name}: {why}" for name, why in answers.items() if why != "done"]
-            lines = [*undone, "nothing was paused"]
+            # That all are done, who had nothing to do, is no news.
+            is_news = set(answers.values()) != {"done"}
+            lines = [*(lines if is_news else []), "nothing was paused"]
         sys.stdout.write("\n".join(lines) + "\n")
     if result.errors or result.silent:
         raise typer.Exit(ExitStatus.FAILED)

@@ -55,14 +55,14 @@ def export(
     }
     finish(
         source,
-        {"rows": n_rows, **counts, "has_tap": found.requests.has_tap},
+        {"rows": n_rows, **counts, "lacks_tap": found.requests.lacks_tap},
         f"{n_rows} rows in {output} ({', '.join(f'{n} {name}' for name, n in counts.items())})",
         as_json=as_json,
         allow_gaps=allow_gaps,
         # Results hold all their tokens: nothing of a row comes from streams.
         harmless=["lost_stream"],
     )
-    if not found.requests.has_tap:
+    if found.requests.lacks_tap:
         if not allow_gaps:
             fail(f"{journal} {NO_TAP}", ExitStatus.FAILED)
         sys.stderr.write(f"note: {journal} {NO_TAP}\n")

@@ -107,7 +107,7 @@ def test_a_journal_without_a_tap_is_not_taken_for_one_without_rollouts(tmp_path:
     command = ["export", tmp_path / "j", "-o", tmp_path / "rows.jsonl", "--json"]
     for more, expected in ((), 1), (("--allow-gaps",), 0):
         status, told, errors = invoked(*command, *more)
-        assert (status, json.loads(told)["has_tap"]) == (expected, False)
+        assert (status, json.loads(told)["lacks_tap"]) == (expected, True)
         assert "holds no messages of a router's tap" in errors
     with pytest.raises(JournalError, match="up --tap"):
         list(OfflineRollouts(tmp_path / "j"))
