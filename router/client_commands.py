@@ -88,7 +88,8 @@ class ClientCommands:
                 del self._awaiting[rid]
                 left_ms = max(1, round(1000 * (each.deadline_at - now)))
                 entry = replace(each.entry, deadline_ms=left_ms)
-                self._fleet.ask(each.client, self._above_all(entry), [store], now)
+                entry = self._above_all(entry, unpack(entry))
+                self._fleet.ask(each.client, entry, [store], now)
             elif each.until <= now:
                 del self._awaiting[rid]
                 message = "no weight store is connected; start one with `rolloutbus store`"
@@ -160,19 +161,17 @@ class ClientCommands:
                 for each in targets:
                     self._context.expected.told_to_leave(each.name, comes_back=body.comes_back)
                 entry = replace(entry, body=pack(Shutdown(body.drain)))
-            elif entry.route == "store":
-                entry = self._above_all(entry)
+            entry = self._above_all(entry, body)
             self._fleet.ask(client.name, entry, targets, now, self._missed(entry, body))
 
-    def _above_all(self, entry: Entry) -> Entry:
-        """A reservation that tells the store which numbers others have given, if it cannot know."""
-        if entry.kind != "reserve_version":
+    def _above_all(self, entry: Entry, body: object) -> Entry:
+        """The entry; a reservation tells the store of numbers that its record does not have."""
+        if not isinstance(body, ReserveVersion):
             return entry
-        ask = unpack_as(ReserveVersion, entry)
-        taken = highest_taken(self._context, ask.policy)
-        if taken <= self._context.recorded.get(ask.policy, 0):
+        taken = highest_taken(self._context, body.policy)
+        if taken <= self._context.recorded.get(body.policy, 0):
             return entry
-        return replace(entry, body=pack(replace(ask, above=max(ask.above, taken))))
+        return replace(entry, body=pack(replace(body, above=max(body.above, taken))))
 
     def report(self, client: ClientRecord, entry: Entry, now: float) -> None:
         """Answer `status`."""

@@ -25,7 +25,7 @@ REVOKED = (
 
 
 class Holder(NamedTuple):
-    """Whoever has one API key."""
+    """The holder of one API key: its client of the bus, and the application that answers it."""
 
     client: RolloutClient
     """As whom the key acts."""

@@ -181,7 +181,7 @@ class Connection:
 
     @property
     def is_shut_out(self) -> bool:
-        """Whether the router took the rights of this client's key: it serves nobody any more."""
+        """Whether this client was dismissed for good, because its key has lost its rights."""
         return self._core.is_shut_out
 
     def require_known_fleet(self) -> None:

@@ -133,7 +133,7 @@ class AnswerFormat:
 
     @property
     def unrecognised(self) -> str:
-        """What to tell whoever starts this; empty: nothing."""
+        """What to warn of at the start; empty if all answers of this model can be read."""
         if not self.takes_chats:
             return NO_TEMPLATE
         if self.template is not None or self.tools:

@@ -76,7 +76,7 @@ class ClientCore:
         """Where the weight store serves bytes; empty while none is here."""
         self._error: BusError | None = None
         self.is_shut_out = False
-        """The router took the rights of this client's key: it is dismissed for good."""
+        """This client was dismissed for good, because its key has lost its rights."""
         self._policies: set[str] = set()
         """Policies that some worker has had, or that the caller was warned about."""
 
