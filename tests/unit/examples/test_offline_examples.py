@@ -33,5 +33,7 @@ def test_what_cannot_be_trained_on_is_said_before_torch_is_imported(
     Path("empty.jsonl").touch()
     monkeypatch.setattr(sys, "argv", [module, *arguments])
     monkeypatch.setitem(sys.modules, "torch", None)  # to import it is an error
+    # Another test of this process may have imported it, of which runpy warns.
+    monkeypatch.delitem(sys.modules, f"rolloutbus.examples.{module}", raising=False)
     with pytest.raises(SystemExit, match=says):
         runpy.run_module(f"rolloutbus.examples.{module}", run_name="__main__")
