@@ -14,6 +14,7 @@ import re
 import stat
 import threading
 import weakref
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -100,12 +101,19 @@ class Mappings:
                 self._kept[key] = (own_fd, np.frombuffer(mapped, np.uint8))
             return self._kept[key][1]
 
-    def lock_pages(self, device: int) -> None:
-        """Page-lock all that is mapped; `device`: a GPU that this process uses anyway."""
+    def lock_pages(self, device: int, is_computing: Callable[[], bool] = lambda: True) -> None:
+        """Begin to page-lock all that is mapped; arguments of `PageLock`."""
         with self._lock:
             for key, (_, content) in self._kept.items():
                 if key not in self._locks:
-                    self._locks[key] = PageLock(content, device)
+                    self._locks[key] = PageLock(content, device, is_computing)
+
+    def wait_locked(self) -> None:
+        """Until all is page-locked that is to be, and can be."""
+        with self._lock:
+            locks = [*self._locks.values()]
+        for each in locks:
+            each.wait()
 
     def tidy(self) -> None:
         """Unmap what its store has given back to the system."""

@@ -1,6 +1,6 @@
 """Tensors on a device: types by name, GPUs by UUID, copies, checksums and searches for NaN."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from math import isfinite
 from typing import Any, cast
 
@@ -46,8 +46,16 @@ class DeviceCopies:
             with torch.cuda.device(device):
                 _ = [_bounce() for _ in range(2 * n_threads())]
 
-    def stage(self, version: int, tensors: Mapping[str, Bytes]) -> None:
-        """Copy a version's tensors, uint8 [size_bytes] each, if there is room for all of them."""
+    def stage(
+        self, version: int, tensors: Mapping[str, Bytes], lock: Callable[[], None] = lambda: None
+    ) -> None:
+        """Copy a version's tensors, if there is room for all of them.
+
+        Args:
+            version: its number.
+            tensors: uint8 [size_bytes] each, by name.
+            lock: called before the first copy, if there is room; page-locks what can be.
+        """
         self.drop(version)
         if self._device.type != "cuda":
             return
@@ -57,6 +65,7 @@ class DeviceCopies:
         memory = self._room(sum(_aligned(raw.nbytes) for raw in tensors.values()))
         if memory is None:
             return
+        lock()
         places: dict[str, torch.Tensor] = {}
         start = 0
         for name, raw in tensors.items():

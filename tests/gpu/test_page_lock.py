@@ -70,6 +70,26 @@ def test_copies_are_exact_however_much_is_pinned(n_pinned: int, seed: int) -> No
         wait_until(content, is_pinned=False)
 
 
+def test_what_is_copied_to_the_gpu_can_be_pinned_once_there_is_room(seed: int) -> None:
+    torch.cuda.init()
+    content = mapped()
+    pinned: list[PageLock] = []
+
+    def lock() -> None:
+        pinned.append(PageLock(content, 0, lambda: False))
+        pinned[0].wait()
+        assert all(pinned_parts(content))
+
+    given = random_bytes(seed)
+    content[:] = given.cpu().numpy()
+    copies = DeviceCopies(GPU)
+    copies.stage(1, {"all": content}, lock)
+    assert torch.equal(copies.of(1)["all"], given)
+    (locked,) = pinned
+    locked.close()
+    wait_until(content, is_pinned=False)
+
+
 def test_a_cast_lands_in_pinned_memory(seed: int) -> None:
     torch.cuda.init()
     content = mapped()

@@ -1,6 +1,6 @@
 """The model of one scheduler process: what of its checkpoint it keeps, overwritten and read."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from math import prod
 from typing import Any, NamedTuple, TypeVar, cast
 
@@ -61,19 +61,26 @@ class OverwriteOutcome(NamedTuple):
 class ModelTensors:
     """Reads and writes one rank's part of the model; between steps, but for `stage`."""
 
-    def __init__(self, runner: ModelRunner, ranks: Ranks, everyone: Ranks) -> None:
+    def __init__(
+        self,
+        runner: ModelRunner,
+        ranks: Ranks,
+        everyone: Ranks,
+        is_computing: Callable[[], bool],
+    ) -> None:
         """Until `survey` nothing is known of the checkpoint.
 
         Args:
             runner: SGLang's, of this process.
             ranks: those that hold these layers between them.
             everyone: those that hold the model between them, with all its layers.
+            is_computing: whether requests run that `stage` is not to hold up; asked in any thread.
         """
         self._runner = runner
         self._ranks = ranks
         self._everyone = everyone
         self._device = next(iter(runner.model.parameters())).device
-        self._staging = Staging(self._device)
+        self._staging = Staging(self._device, is_computing)
         self._answers = MappedFiles()
         self._map: CheckpointMap | None = None
         self.is_torn = False

@@ -392,8 +392,12 @@ class SchedulerWeights:
             ranks = everyone = Ranks(scheduler.tp_cpu_group)
             if is_staged(scheduler):
                 everyone = Ranks(scheduler.world_group.cpu_group)
-            self._made = ModelTensors(scheduler.tp_worker.model_runner, ranks, everyone)
+            runner = scheduler.tp_worker.model_runner
+            self._made = ModelTensors(runner, ranks, everyone, self._is_computing)
         return self._made
+
+    def _is_computing(self) -> bool:
+        return not self._is_paused and bool(self.running)
 
     @property
     def running(self) -> list[SchedulerRequest]:

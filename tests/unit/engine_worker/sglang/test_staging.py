@@ -37,7 +37,7 @@ def filled(norm: list[float], dense: list[float]) -> Bytes:
 
 
 def test_tensors_are_there_until_they_are_dropped() -> None:
-    staging = Staging(CPU)
+    staging = Staging(CPU, lambda: False)
     buffer = filled([1, 2, 3], [4, 5, 6, 7])
     staging.stage(order(1, buffer))
     staged = dict(staging.tensors(1) or ())
@@ -48,7 +48,7 @@ def test_tensors_are_there_until_they_are_dropped() -> None:
 
 
 def test_a_buffer_that_is_used_again_shows_its_new_content() -> None:
-    staging = Staging(CPU)
+    staging = Staging(CPU, lambda: False)
     buffer = filled([1, 2, 3], [4, 5, 6, 7])
     staging.stage(order(1, buffer))
     staging.drop(1)
@@ -60,12 +60,12 @@ def test_a_buffer_that_is_used_again_shows_its_new_content() -> None:
 def test_a_file_that_is_too_small_is_refused() -> None:
     buffer = shared_buffer(70)
     with pytest.raises(ValueError, match="dense"):
-        Staging(CPU).stage(order(1, buffer))
+        Staging(CPU, lambda: False).stage(order(1, buffer))
 
 
 def test_a_file_that_is_gone_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(OSError, match="gone"):
-        Staging(CPU).stage(Stage(1, [str(tmp_path / "gone")], [Placed(NORM, 0, 0)]))
+        Staging(CPU, lambda: False).stage(Stage(1, [str(tmp_path / "gone")], [Placed(NORM, 0, 0)]))
 
 
 def test_what_is_written_for_answers_reaches_the_host() -> None:
