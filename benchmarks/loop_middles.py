@@ -22,6 +22,9 @@ class Usage(msgspec.Struct, frozen=True):
     """What a middle process has used and carried so far."""
 
     cpu_s: float
+    """Of all threads."""
+    loop_s: float = 0.0
+    """CPU of the thread that decides; 0 where that is not the main one."""
     n_frames: int = 0
     n_entries: int = 0
     """In and out together; 0 where frames are not batches."""
@@ -42,7 +45,7 @@ async def run_router(frontend: str, backend: str) -> None:
             seen = router.counters
             n_frames = seen.frames_in + seen.frames_out
             n_entries = seen.entries_in + seen.entries_out
-            usage = Usage(time.process_time(), n_frames, n_entries)
+            usage = Usage(time.process_time(), time.thread_time(), n_frames, n_entries)
             _say(msgspec.to_builtins(usage))
 
         _say(router.endpoints)

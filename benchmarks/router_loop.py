@@ -17,6 +17,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
@@ -26,6 +27,7 @@ import msgspec
 import uvloop
 import zmq
 
+from benchmarks.loop_clients import SplitLoad
 from benchmarks.loop_load import BusClient, Client, Load, PlainClient
 from benchmarks.loop_middles import Usage
 
@@ -43,23 +45,33 @@ class Side:
         self.name = name
         self._middle = middle
         self.frontend = frontend
-        self.loads: dict[str, Load] = {}
+        self.loads: dict[str, Load | SplitLoad] = {}
         self.rates: dict[str, list[float]] = {}
         self.cpu_us: dict[str, list[float]] = {}
+        self.busy: dict[str, list[float]] = {}
+        """Part of the time that the deciding thread of the router has computed."""
         self.entries_per_frame: dict[str, list[float]] = {}
 
-    def add_load(self, case: str, n_clients: int, window: int) -> None:
-        """Connect the clients of one case."""
-        names = [f"{case}-{number}" for number in range(n_clients)]
-        clients: list[Client] = [self._client(name) for name in names]
-        self.loads[case] = Load(clients, window)
+    def add_load(self, case: str, n_clients: int, window: int, n_processes: int = 0) -> None:
+        """Connect the clients of one case, in so many processes; 0: in this one."""
+        if n_processes:
+            self.loads[case] = SplitLoad.begin(
+                self.name, self.frontend, case, n_clients, window, n_processes
+            )
+        else:
+            names = [f"{case}-{number}" for number in range(n_clients)]
+            clients: list[Client] = [self._client(name) for name in names]
+            self.loads[case] = Load(clients, window)
         self.rates[case], self.cpu_us[case], self.entries_per_frame[case] = [], [], []
+        self.busy[case] = []
 
     async def sample(self, case: str, seconds: float) -> None:
         """One measurement of one case."""
         load = self.loads[case]
         before, n_before = self._usage(), load.n_answered
+        began = time.perf_counter()
         rate = await load.run(seconds)
+        wall_s = time.perf_counter() - began
         after, n_done = self._usage(), load.n_answered - n_before
         if load.problem:
             raise SystemExit(load.problem)
@@ -68,6 +80,7 @@ class Side:
             raise RuntimeError(msg)
         self.rates[case].append(rate)
         self.cpu_us[case].append((after.cpu_s - before.cpu_s) / n_done * 1e6)
+        self.busy[case].append((after.loop_s - before.loop_s) / wall_s)
         n_frames = after.n_frames - before.n_frames
         entries = (after.n_entries - before.n_entries) / n_frames if n_frames else 1.0
         self.entries_per_frame[case].append(entries)
@@ -100,7 +113,13 @@ def running_side(
         for part in range(WORKER_PROCESSES):
             numbers = [str(number) for number in range(part, n_workers, WORKER_PROCESSES)]
             processes.append(_started("loop_workers", name, backend, *numbers))
-        yield Side(name, processes[0], frontend)
+        side = Side(name, processes[0], frontend)
+        try:
+            yield side
+        finally:
+            for load in side.loads.values():
+                if isinstance(load, SplitLoad):
+                    load.close()
     finally:
         for process in processes:
             process.kill()

@@ -13,6 +13,7 @@ router, not the rate. With more workers a frame holds fewer entries, and frames 
 import argparse
 import asyncio
 import json
+import os
 import statistics
 import tempfile
 import time
@@ -136,9 +137,10 @@ async def socket_row(n_workers: int, options: argparse.Namespace, *, is_pinned: 
             running_side("router", ends["router"], n_workers, is_pinned=is_pinned) as router,
             running_side("proxy", ends["proxy"], n_workers, is_pinned=is_pinned) as proxy,
         ):
+            n_clients = max(options.loads, -(-in_flight(n_workers) // WINDOW))
             for side in (router, proxy):
-                n_clients = -(-in_flight(n_workers) // WINDOW)
-                side.add_load(CASE, n_clients, in_flight(n_workers) // n_clients)
+                window = in_flight(n_workers) // n_clients
+                side.add_load(CASE, n_clients, window, options.loads)
             await _joined(router, n_workers)
             await asyncio.sleep(CONNECT_S)
             for side in (router, proxy):
@@ -157,6 +159,7 @@ async def socket_row(n_workers: int, options: argparse.Namespace, *, is_pinned: 
         "trips_per_s": round(rate),
         "ratio_to_proxy": round(statistics.median(ours / theirs for ours, theirs in pairs), 3),
         "router_us_per_trip": round(statistics.median(router.cpu_us[CASE]), 2),
+        "router_busy": round(statistics.median(router.busy[CASE]), 2),
         "proxy_us_per_trip": round(statistics.median(proxy.cpu_us[CASE]), 2),
         "entries_per_frame": round(statistics.median(router.entries_per_frame[CASE]), 2),
         "p50_ms_at_half_load": round(p50_s * 1000, 2),
@@ -244,6 +247,10 @@ def main() -> None:
     parser.add_argument("--sessions", type=int, default=100_000, help="idle ones, 64 workers")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--seconds", type=float, default=1.0, help="length of a sample")
+    loads = max(1, (os.cpu_count() or 1) // 8)
+    parser.add_argument(
+        "--loads", type=int, default=loads, help="processes of clients; 0: this one"
+    )
     only = parser.add_mutually_exclusive_group()
     only.add_argument("--core", action="store_true", help="only without sockets")
     only.add_argument("--sockets", action="store_true", help="only over sockets")

@@ -20,8 +20,11 @@ from rolloutbus.bus.wire.limits import MAX_BODY_BYTES, MAX_FRAMES
 
 DRAIN_MESSAGES = 64
 """Messages read before other callbacks get a turn."""
-DRAIN_ENTRIES = 128
-"""The same in entries: what they lead to leaves before more is read, so peers work meanwhile."""
+FEW_ENTRIES = 64
+"""The same in entries, of a socket that was empty: what they lead to leaves before more is read, so
+peers work meanwhile, and none waits for the others to have done all of theirs."""
+MANY_ENTRIES = 128
+"""The same of a socket that has more each time: frames that are fuller cost less for each entry."""
 _NOW = int(zmq.DONTWAIT)
 _MORE = int(zmq.SNDMORE) | _NOW
 _EVENTS = int(zmq.EVENTS)
@@ -84,10 +87,13 @@ class Drain:
         self._counters = counters
         self._is_midway = False
         """The rest of an overlong message comes next."""
+        self._enough = FEW_ENTRIES
+        """Doubles each time that there may be more."""
 
     def read_some(self) -> bool:
-        """Read up to DRAIN_MESSAGES or about DRAIN_ENTRIES; True if there may be more."""
-        enough = self._counters.entries_in + DRAIN_ENTRIES
+        """Read up to DRAIN_MESSAGES, or about FEW_ENTRIES to MANY_ENTRIES; True: maybe not all."""
+        enough = self._counters.entries_in + self._enough
+        self._enough = min(2 * self._enough, MANY_ENTRIES)
         try:
             if self._is_midway:
                 self._skip()
@@ -99,6 +105,7 @@ class Drain:
                 if self._is_midway:
                     return True
         except zmq.Again:
+            self._enough = FEW_ENTRIES
             return False
         except zmq.ZMQError as error:
             if error.errno in (zmq.ENOTSOCK, zmq.ETERM):

@@ -1,8 +1,8 @@
 """Page-locked host memory, which CUDA calls pinned: GPUs copy from and to it by themselves.
 
 Locking costs more than the copy, so it is done once for memory that is used again and again, in
-a thread beside the work. Where it is not done, copies take the longer way through a smaller buffer:
-whether a piece of memory is locked is asked of CUDA for each piece.
+a thread beside the work. Until it is done, and where it cannot be done, copies take the longer way
+through a smaller buffer: whether a piece of memory is locked is asked of CUDA for each piece.
 """
 
 import logging

@@ -108,13 +108,6 @@ class Mappings:
                 if key not in self._locks:
                     self._locks[key] = PageLock(content, device, is_computing)
 
-    def wait_locked(self) -> None:
-        """Until all is page-locked that is to be, and can be."""
-        with self._lock:
-            locks = [*self._locks.values()]
-        for each in locks:
-            each.wait()
-
     def tidy(self) -> None:
         """Unmap what its store has given back to the system."""
         with self._lock:

@@ -36,8 +36,17 @@ class DeviceCopies:
     Does nothing for a CPU. Calls from one thread at a time.
     """
 
-    def __init__(self, device: torch.device) -> None:
+    def __init__(
+        self, device: torch.device, is_computing: Callable[[], bool] = lambda: False
+    ) -> None:
+        """`is_computing`: whether this process has steps to do that copies may not hold up much.
+
+        Memory that is not page-locked is copied by one thread then: it takes five times as long as
+        several, but a prompt that is computed beside these does so, too. They use the memory's
+        bandwidth, the driver and the interpreter.
+        """
         self._device = device
+        self._is_computing = is_computing
         self._held: dict[int, tuple[torch.Tensor, Mapping[str, torch.Tensor]]] = {}
         self._spare: torch.Tensor | None = None
         """Memory that goes from version to version."""
@@ -46,16 +55,8 @@ class DeviceCopies:
             with torch.cuda.device(device):
                 _ = [_bounce() for _ in range(2 * n_threads())]
 
-    def stage(
-        self, version: int, tensors: Mapping[str, Bytes], lock: Callable[[], None] = lambda: None
-    ) -> None:
-        """Copy a version's tensors, if there is room for all of them.
-
-        Args:
-            version: its number.
-            tensors: uint8 [size_bytes] each, by name.
-            lock: called before the first copy, if there is room; page-locks what can be.
-        """
+    def stage(self, version: int, tensors: Mapping[str, Bytes]) -> None:
+        """Copy a version's tensors, uint8 [size_bytes] each, if there is room for all of them."""
         self.drop(version)
         if self._device.type != "cuda":
             return
@@ -65,7 +66,6 @@ class DeviceCopies:
         memory = self._room(sum(_aligned(raw.nbytes) for raw in tensors.values()))
         if memory is None:
             return
-        lock()
         places: dict[str, torch.Tensor] = {}
         start = 0
         for name, raw in tensors.items():
@@ -73,7 +73,8 @@ class DeviceCopies:
             start += _aligned(raw.nbytes)
         whole = [(raw, places[name]) for name, raw in tensors.items()]
         # One queue of copies is as fast as the link, and a step's own copies wait behind no more.
-        shares = [whole] if _is_locked(whole) else _shares(whole)
+        is_alone = _is_locked(whole) or self._is_computing()
+        shares = [whole] if is_alone else _shares(whole)
         bounces = [[] if len(shares) == 1 else [_bounce(), _bounce()] for _ in shares]
         for _ in side_by_side(self._copy, [*zip(shares, bounces, strict=True)], start):
             pass

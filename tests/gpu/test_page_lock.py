@@ -45,7 +45,10 @@ def random_bytes(seed: int) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("n_pinned", [0, 1, 3])
-def test_copies_are_exact_however_much_is_pinned(n_pinned: int, seed: int) -> None:
+@pytest.mark.parametrize("is_computing", [False, True])
+def test_copies_are_exact_however_much_is_pinned(
+    n_pinned: int, seed: int, *, is_computing: bool
+) -> None:
     torch.cuda.init()
     content = mapped()
     ends = [stop for _, stop in cut(content.ctypes.data, len(content))]
@@ -59,7 +62,7 @@ def test_copies_are_exact_however_much_is_pinned(n_pinned: int, seed: int) -> No
     assert np.array_equal(content, wanted)
     assert judged.digest == digest_of(wanted)
 
-    copies = DeviceCopies(GPU)
+    copies = DeviceCopies(GPU, lambda: is_computing)
     middle = SIZE_BYTES // 2 + 64
     copies.stage(1, {"first": content[:middle], "second": content[middle:]})
     staged = copies.of(1)
@@ -68,26 +71,6 @@ def test_copies_are_exact_however_much_is_pinned(n_pinned: int, seed: int) -> No
     if pinned is not None:
         pinned.close()
         wait_until(content, is_pinned=False)
-
-
-def test_what_is_copied_to_the_gpu_can_be_pinned_once_there_is_room(seed: int) -> None:
-    torch.cuda.init()
-    content = mapped()
-    pinned: list[PageLock] = []
-
-    def lock() -> None:
-        pinned.append(PageLock(content, 0, lambda: False))
-        pinned[0].wait()
-        assert all(pinned_parts(content))
-
-    given = random_bytes(seed)
-    content[:] = given.cpu().numpy()
-    copies = DeviceCopies(GPU)
-    copies.stage(1, {"all": content}, lock)
-    assert torch.equal(copies.of(1)["all"], given)
-    (locked,) = pinned
-    locked.close()
-    wait_until(content, is_pinned=False)
 
 
 def test_a_cast_lands_in_pinned_memory(seed: int) -> None:

@@ -72,13 +72,13 @@ class Staging:
     """What is staged, for one device; `stage` comes from one thread at a time."""
 
     def __init__(self, device: torch.device, is_computing: Callable[[], bool]) -> None:
-        """`is_computing`: see `PageLock`."""
+        """`is_computing`: whether requests run, which copies and page-locking may not hold up."""
         self._device = device
         self._is_computing = is_computing
         self._files = MappedFiles()
         self._shared = Mappings(mmap.ACCESS_WRITE, os.O_RDWR)
-        """What is copied to the device. CUDA page-locks only mappings that may be written to."""
-        self._copies = DeviceCopies(device)
+        """What was copied to the device. CUDA page-locks only mappings that may be written to."""
+        self._copies = DeviceCopies(device, is_computing)
         self._held: dict[int, NamedTensors] = {}
         self._memory: CudaMemory | None = None
         self._open: dict[int, list[int]] = {}
@@ -112,6 +112,8 @@ class Staging:
         """Forget a version that nothing reads any more. Idempotent."""
         self._held.pop(version, None)
         self._copies.drop(version)
+        if self._device.type == "cuda":  # only now: it is in the way of a swap
+            self._shared.lock_pages(self._device.index, self._is_computing)
         for address in self._open.pop(version, ()):
             assert self._memory is not None, "it was opened with it"
             with torch.cuda.device(self._device):
@@ -133,21 +135,11 @@ class Staging:
                 contents.append(self._shared.of(fd))
             finally:
                 os.close(fd)
-        self._copies.stage(order.version, _in_files(order, contents), self._lock)
+        self._copies.stage(order.version, _in_files(order, contents))
         copied = self._copies.of(order.version)
         if not copied:
             self._shared.clear()  # nothing is copied from there: it shall not be page-locked
         return copied
-
-    def _lock(self) -> None:
-        """Page-lock what is copied from, before it is.
-
-        Copies by several threads through pinned buffers take a quarter of the time, but a prompt
-        computed beside them five times as long: they use the memory's bandwidth, the interpreter
-        and the driver, where a copy from locked memory needs one call.
-        """
-        self._shared.lock_pages(self._device.index, self._is_computing)
-        self._shared.wait_locked()
 
     def _mapped(self, path: str) -> Bytes:
         content = self._files.of(path)
