@@ -70,10 +70,11 @@ class Dispatcher:
         if known is not None:
             self._submitted_again(known, client, entry)
             return
+        may_run = self._may_run_elsewhere(entry)
         problem = self._validation.problem_of(client, entry)
-        if problem is None and entry.place is not None and entry.place.worker:
+        if problem is None and entry.place is not None and entry.place.worker and not may_run:
             problem = absence_of(self._context, entry.place)
-        if problem is not None and problem.code == "busy" and self._may_be_claimed(entry.place):
+        if problem is not None and problem.code == "busy" and may_run:
             return
         if problem is not None:
             self._context.count("busy_refused" if problem.code == "busy" else "bad_requests")
@@ -271,13 +272,19 @@ class Dispatcher:
             return not self._context.may_miss_commits
         return rule.kind != "min-tag"
 
-    def _may_be_claimed(self, place: Placement | None) -> bool:
-        """Whether a worker that has told this router nothing yet may have it.
+    def _may_run_elsewhere(self, entry: Entry) -> bool:
+        """Whether a worker that this router does not hear may have what a client sends again.
 
-        Such a request is never refused as `busy`: that would say that nobody has begun it. What
-        there is no room for stays unanswered, and its client sends it again.
+        It has told a recovering router nothing yet, or it was cut off with a detached request. Such
+        a request is never refused for want of room or of a worker: that would say that nobody has
+        begun it. What there is no room for stays unanswered, and its client sends it again.
         """
-        return self._context.is_recovering and place is not None and place.resend
+        place = entry.place
+        if place is None:
+            return False
+        if place.resend and (self._context.is_recovering or place.outlives_client):
+            return True
+        return self._reattachment.may_run(entry.rid)
 
     def _may_be_detached(self, request: Request) -> bool:
         """Whether a detached request is taken; one that is over has come late, and is dropped."""
@@ -294,7 +301,7 @@ class Dispatcher:
         place = entry.place or Placement("")
         if place.cost <= 0:
             place = msgspec.structs.replace(place, cost=_cost_in(entry))
-        may_be_claimed = self._may_be_claimed(place)
+        may_run = self._may_run_elsewhere(entry)
         rule = None if place.versions == "any" else self._validation.rule(place.versions)
         self._table.n_arrived = order = self._table.n_arrived + 1
         return Request(
@@ -302,12 +309,12 @@ class Dispatcher:
             client.name,
             client.principal,
             place,
-            "parked" if may_be_claimed else "queued",
+            "parked" if may_run and self._context.is_recovering else "queued",
             rule,
             entry.body,
             now + entry.deadline_ms / 1000,
             order,
-            may_run_elsewhere=may_be_claimed,
+            may_run_elsewhere=may_run,
         )
 
     def _place_first(self, key: LaneKey, now: float) -> bool:

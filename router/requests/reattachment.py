@@ -44,6 +44,11 @@ class Reattachment:
             at = self._context.detached.now
             self._reported[request.rid] = _Reported(request, at, client.boot, client.seen_at)
 
+    def may_run(self, rid: str) -> bool:
+        """Whether its loss was reported while its worker, which is not heard, may still run it."""
+        reported = self._reported.get(rid)
+        return reported is not None and reported.request.may_run_elsewhere
+
     def list_detached(self, client: ClientRecord, entry: Entry, _now: float) -> None:
         """Name what is known; while workers may still report more, the client asks again."""
         if not self._context.is_recovering:

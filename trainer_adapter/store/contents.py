@@ -53,6 +53,8 @@ class StoreContents:
         self.pool = SegmentPool(shm_dir, former_owners[-1] if former_owners else "")
         self._dropped: list[VersionKey] = []
         """Versions of the ledger whose bytes are gone."""
+        self._unread: list[Record] = []
+        """The last committed version of a policy, where it cannot be had now: a later store may."""
         self.files = WeightFiles(Path(disk), self.pool.owner) if disk else None
         if self.files is not None:
             self._tidy(self.files, former_owners, retired)
@@ -60,7 +62,11 @@ class StoreContents:
         self.pool.drop_others()
         self.trouble = ""
         """Why nothing can be written to the ledger; empty: it can."""
-        self._taken_over: list[Record] = [Opened(self.pool.owner), *self.table.snapshot()]
+        self._taken_over: list[Record] = [
+            Opened(self.pool.owner),
+            *self._unread,
+            *self.table.snapshot(),
+        ]
         """Records of the takeover that are not in the ledger yet."""
         try:
             self._record()
@@ -156,7 +162,7 @@ class StoreContents:
             for stored in sharing:
                 stored.segment = self._read_back(stored)
                 if not stored.segment:
-                    self._drop(stored)
+                    self._drop(stored, segment)
 
     def _is_adopted(self, segment: str, stored: StoredVersion) -> bool:
         """Whether the segment is there, and now this store's; not if it or its bytes are gone."""
@@ -171,8 +177,7 @@ class StoreContents:
 
     def _read_back(self, stored: StoredVersion) -> str:
         """A new segment with the last committed version's files; empty if it cannot be had."""
-        is_last = self.table.committed.get(stored.policy) == stored.number
-        if self.files is None or not is_last or not self.files.has(stored.key):
+        if self.files is None or not self._is_last(stored.key) or not self.files.has(stored.key):
             return ""
         try:
             segment = self.pool.take(stored.size_bytes)
@@ -193,13 +198,30 @@ class StoreContents:
         self.pool.freeze(segment)
         return segment
 
-    def _drop(self, stored: StoredVersion) -> None:
+    def _drop(self, stored: StoredVersion, segment: str) -> None:
+        """Offer it no more; the version in use stays in the ledger, and its files where they are.
+
+        They may be damaged, which is left to a person, or there is no room, or no disk, just now.
+        """
         del self.table.by_key[stored.key]
+        if self._is_last(stored.key):
+            if self.files is not None and not self.files.has(stored.key):
+                warn(
+                    f"version {stored.number} of {stored.policy!r} is committed, but in neither "
+                    f"{self.files.root} nor shared memory: workers get no weights until another "
+                    "version is published, or a store starts that finds its files"
+                )
+            stored.segment = segment
+            self._unread.append(stored.sealed())
+            return
         self._dropped.append(stored.key)
-        is_last = self.table.committed.get(stored.policy) == stored.number
-        # Damaged files of the version in use are left to a person.
-        if self.files is not None and not is_last:
+        if self.files is not None:
             self.files.remove(stored.key)
+
+    def _is_last(self, key: VersionKey) -> bool:
+        """Whether no later version of its policy is committed."""
+        policy, version = key
+        return self.table.committed.get(policy) == version
 
     def _tidy(
         self, files: WeightFiles, former_owners: list[str], retired: list[VersionKey]
@@ -207,7 +229,8 @@ class StoreContents:
         """Delete what earlier processes left behind; offer what they wrote."""
         files.sweep(former_owners)
         for key in retired:
-            files.remove(key)
+            if not self._is_last(key):
+                files.remove(key)
         for key in files.taken():
             # Whatever the ledger knows: its directory would be in the way.
             self.table.take_number(*key)

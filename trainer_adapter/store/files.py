@@ -32,7 +32,7 @@ class WeightFiles:
     def __init__(self, root: Path, owner: str) -> None:
         """`owner` keeps what is unfinished apart from other stores' on the same disk."""
         root.mkdir(mode=0o700, parents=True, exist_ok=True)
-        self._root = root
+        self.root = root
         self._owner = owner
         self._is_closed = False
 
@@ -43,9 +43,9 @@ class WeightFiles:
             OSError: the disk would not take it, or `close` was called; nothing is left behind.
         """
         at = place_of(key)
-        target = self._root / at
+        target = self.root / at
         target.parent.mkdir(mode=0o700, exist_ok=True)
-        unfinished = self._root / f".{self._owner}-{target.parent.name}-{target.name}"
+        unfinished = self.root / f".{self._owner}-{target.parent.name}-{target.name}"
         try:
             unfinished.mkdir(mode=0o700)
             for number, shard in enumerate(shards(tensors), start=1):
@@ -55,7 +55,7 @@ class WeightFiles:
             sync_directory(unfinished)
             unfinished.rename(target)
             sync_directory(target.parent)
-            sync_directory(self._root)
+            sync_directory(self.root)
         except OSError:
             shutil.rmtree(unfinished, ignore_errors=True)
             raise
@@ -68,13 +68,13 @@ class WeightFiles:
             BusError: the files are not there or do not hold these tensors.
             OSError: the disk failed.
         """
-        rules = FileRules((self._root,))
+        rules = FileRules((self.root,))
         at = place_of(key)
         read_shards(lambda name: open_named(f"{at}/{name}", rules), tensors, content)
 
     def has(self, key: VersionKey) -> bool:
         """Whether the version was written."""
-        return (self._root / place_of(key)).is_dir()
+        return (self.root / place_of(key)).is_dir()
 
     def remove(self, key: VersionKey) -> None:
         """Delete a version, if it is there; what a reader still holds open may stay for `sweep`.
@@ -82,9 +82,9 @@ class WeightFiles:
         Raises:
             OSError: the disk would not let it go.
         """
-        target = self._root / place_of(key)
+        target = self.root / place_of(key)
         # Renamed first: a reader that sees the version's directory sees all of it.
-        doomed = self._root / f".{self._owner}-gone-{target.parent.name}-{target.name}"
+        doomed = self.root / f".{self._owner}-gone-{target.parent.name}-{target.name}"
         try:
             target.rename(doomed)
         except FileNotFoundError:
@@ -94,12 +94,12 @@ class WeightFiles:
     def sweep(self, owners: Sequence[str]) -> None:
         """Delete what these earlier stores left unfinished."""
         for owner in owners:
-            for path in self._root.glob(f".{owner}-*"):
+            for path in self.root.glob(f".{owner}-*"):
                 shutil.rmtree(path, ignore_errors=True)
 
     def taken(self) -> Iterable[VersionKey]:
         """Yields every version in the files, whichever store wrote it."""
-        for path in self._root.glob("[!.]*/*"):
+        for path in self.root.glob("[!.]*/*"):
             if path.name.isdecimal():
                 yield _policy_of(path.parent.name), int(path.name)
 

@@ -165,7 +165,7 @@ class SegmentPool:
     def drop_others(self) -> None:
         """Unlink what the store that died left behind and is not in use now."""
         for path in self._directory.glob(f"{self._prefix}*"):
-            if path.name not in self._used:
+            if path.name not in self._used and not path.is_dir():  # no segment is one
                 path.unlink(missing_ok=True)
 
     def close(self) -> None:
@@ -325,7 +325,8 @@ def sweep(directory: Path = SHM_DIR, *, min_age_s: float = SWEEP_AGE_S) -> list[
         except OSError:  # another user's, or another sweep was faster
             continue
         is_old = time.time() - os.fstat(fd).st_mtime >= min_age_s
-        if is_old and _try_lock(fd):
+        # Another sweep may have deleted it since it was opened, and a store made it anew.
+        if is_old and _try_lock(fd) and os.fstat(fd).st_nlink:
             for path in sorted(directory.glob(f"rolloutbus-{owner}-*")):
                 path.unlink(missing_ok=True)
                 swept.append(path.name)

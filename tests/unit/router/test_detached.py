@@ -527,7 +527,12 @@ def test_what_is_over_after_its_loss_is_not_sampled_for_nobody() -> None:
     assert _listed(client) == []
 
 
-_Way = Literal["its client was silent", "its client died when told", "the router was restarted"]
+_Way = Literal[
+    "its client was silent",
+    "its client died when told",
+    "its client sent it again",
+    "the router was restarted",
+]
 _WAYS: tuple[_Way, ...] = _Way.__args__
 
 
@@ -537,18 +542,22 @@ def _cut_off(way: _Way, deadline_s: float = 1000) -> tuple[Bus, list[str]]:
     bus = Bus(recovered=not is_restarted, queue_limit=2)
     client, rids = bus.client(), ["trainer/1", "trainer/2"]
     worker = None if is_restarted else bus.worker()
+    entries: list[Entry] = []
     for rid, versions in zip(rids, ("any", "min:1"), strict=True):
         is_again = is_restarted and rid == rids[0]
         place = msgspec.structs.replace(_PLACE, versions=versions, resend=is_again)
         left_ms = int(deadline_s * 1000)
-        client.say(Entry("generate", rid, deadline_ms=left_ms, place=place, body=_BODY))
+        entries.append(Entry("generate", rid, deadline_ms=left_ms, place=place, body=_BODY))
+        client.say(entries[-1])
     if worker is not None:
         worker.accept(*worker.take("generate"))
         worker.is_alive = False
-    client.is_alive = way == "its client died when told"
+    client.is_alive = way in {"its client died when told", "its client sent it again"}
     while worker is not None and client.is_alive:
         bus.advance(0.25)
         client.is_alive = not client.take("lost")
+    if way == "its client sent it again":
+        client.say(entries[0])
     bus.advance(5)
     return bus, rids
 
@@ -587,3 +596,15 @@ def test_what_a_worker_that_was_cut_off_may_run_waits_though_nobody_serves_its_p
     _attach(client, begun)
     assert client.take("refused") == []
     assert [each.rid for each in bus.worker().take("generate")] == [begun]
+
+
+def test_what_is_sent_again_is_not_refused_though_there_is_neither_room_nor_its_worker() -> None:
+    bus = Bus(queue_limit=1)
+    bus.client("other").generate()
+    client = bus.client()
+    for rid, worker in (("trainer/1", ""), ("trainer/2", "w9")):
+        place = msgspec.structs.replace(_PLACE, resend=True, worker=worker)
+        client.say(Entry("generate", rid, deadline_ms=60_000, place=place, body=_BODY))
+    bus.advance(20)
+    assert client.take("refused") == []
+    assert _listed(client) == []

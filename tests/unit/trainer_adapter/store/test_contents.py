@@ -164,6 +164,37 @@ def test_damaged_files_are_not_read_back(
     assert "tensor 'b' is damaged" in capsys.readouterr().err
 
 
+def test_a_version_for_which_there_is_no_room_now_comes_back_later(
+    host: Host, seed: int, full_disk: Callable[..., AbstractContextManager[None]]
+) -> None:
+    host.publish(1, seed)
+    host.reboot()
+    with full_disk(1 << 20):  # enough for a ledger
+        contents = host.start()
+    assert (host.held(), contents.trouble) == ([], "")
+    while not contents.ledger.is_long:
+        contents.ledger.append(Assigned("q", 1))
+    contents.shorten()
+    host.reboot()
+    host.start()
+    assert host.held() == [1]
+
+
+def test_a_version_whose_disk_is_not_there_now_comes_back_later(
+    host: Host, seed: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    host.publish(1, seed)
+    host.reboot()
+    host.disk.rename(tmp_path / "elsewhere")
+    assert host.start().table.pullable() == []
+    assert f"in neither {host.disk} nor shared memory" in capsys.readouterr().err
+    host.reboot()
+    shutil.rmtree(host.disk)
+    (tmp_path / "elsewhere").rename(host.disk)
+    host.start()
+    assert host.held() == [1]
+
+
 def test_without_files_a_reboot_leaves_only_the_numbers(host: Host, seed: int) -> None:
     host.publish(1, seed, is_on_disk=False)
     host.reboot()
