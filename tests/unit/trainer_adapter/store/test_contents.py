@@ -173,7 +173,7 @@ def test_a_version_for_which_there_is_no_room_now_comes_back_later(
         contents = host.start()
     assert (host.held(), contents.trouble) == ([], "")
     while not contents.ledger.is_long:
-        contents.ledger.append(Assigned("q", 1))
+        contents.ledger.append(*[Assigned("q" * 4096, 1)] * 512)
     contents.shorten()
     host.reboot()
     host.start()
