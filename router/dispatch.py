@@ -80,7 +80,7 @@ class Dispatcher:
             self._context.count("busy_refused" if problem.code == "busy" else "bad_requests")
             self._context.to_client(client.name, Entry("refused", entry.rid, body=pack(problem)))
             return
-        request = self._made(client, entry, now)
+        request = self._made(client, entry, now, may_run=may_run)
         if self._is_ordinary(request.place, request.rule):
             self._table.add(request)
             if not self._place(request, now):
@@ -297,11 +297,10 @@ class Dispatcher:
             context.refuse(request.client, request.rid, problem)
         return not context.detached.is_full
 
-    def _made(self, client: ClientRecord, entry: Entry, now: float) -> Request:
+    def _made(self, client: ClientRecord, entry: Entry, now: float, *, may_run: bool) -> Request:
         place = entry.place or Placement("")
         if place.cost <= 0:
             place = msgspec.structs.replace(place, cost=_cost_in(entry))
-        may_run = self._may_run_elsewhere(entry)
         rule = None if place.versions == "any" else self._validation.rule(place.versions)
         self._table.n_arrived = order = self._table.n_arrived + 1
         return Request(

@@ -160,9 +160,10 @@ class StoreContents:
             if self._is_adopted(segment, sharing[0]):
                 continue
             for stored in sharing:
-                stored.segment = self._read_back(stored)
-                if not stored.segment:
-                    self._drop(stored, segment)
+                if found := self._read_back(stored):
+                    stored.segment = found
+                else:
+                    self._drop(stored)
 
     def _is_adopted(self, segment: str, stored: StoredVersion) -> bool:
         """Whether the segment is there, and now this store's; not if it or its bytes are gone."""
@@ -198,7 +199,7 @@ class StoreContents:
         self.pool.freeze(segment)
         return segment
 
-    def _drop(self, stored: StoredVersion, segment: str) -> None:
+    def _drop(self, stored: StoredVersion) -> None:
         """Offer it no more; the version in use stays in the ledger, and its files where they are.
 
         They may be damaged, which is left to a person, or there is no room, or no disk, just now.
@@ -211,7 +212,6 @@ class StoreContents:
                     f"{self.files.root} nor shared memory: workers get no weights until another "
                     "version is published, or a store starts that finds its files"
                 )
-            stored.segment = segment
             self._unread.append(stored.sealed())
             return
         self._dropped.append(stored.key)

@@ -201,8 +201,14 @@ def without_expiry(process: Process) -> None:
         dispatcher = process.core._dispatcher
         made = dispatcher._made
 
-        def made_patient(client: Any, entry: Entry, now: float) -> Any:  # noqa: ANN401 - as wrapped
-            request = made(client, entry, now)
+        def made_patient(
+            client: Any,  # noqa: ANN401 - as wrapped
+            entry: Entry,
+            now: float,
+            *,
+            may_run: bool,
+        ) -> Any:  # noqa: ANN401 - as wrapped
+            request = made(client, entry, now, may_run=may_run)
             request.deadline_at += AGES_S
             return request
 

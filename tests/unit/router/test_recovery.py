@@ -240,29 +240,27 @@ def test_resent_request_that_finds_no_room_is_not_refused_while_a_worker_may_run
 def test_resent_request_that_nobody_claimed_is_refused_when_there_is_no_room(
     fill: Callable[[Bus], None],
 ) -> None:
-    bus = Bus(recovered=False, queue_limit=1)
-    client = bus.client()
-    fill(bus)
-    rid = client.next_rid()
-    for _ in range(2):
-        assert client.take("refused") == []
-        client.submit(rid, 60, resend=True)
-        bus.advance(4)
-    assert client.ending() == ("refused", "busy")
+    assert _sent_twice(fill, outlives_client=False).ending() == ("refused", "busy")
 
 
 @pytest.mark.parametrize("fill", [_fill_queue, _fill_detached, _fill_backlog])
 def test_resent_detached_request_is_not_refused_for_a_worker_may_be_cut_off_with_it(
     fill: Callable[[Bus], None],
 ) -> None:
+    assert _sent_twice(fill, outlives_client=True).take("refused", "expired") == []
+
+
+def _sent_twice(fill: Callable[[Bus], None], *, outlives_client: bool) -> SimClient:
+    """Who sends a request again, that no worker claims: while the router recovers, and later."""
     bus = Bus(recovered=False, queue_limit=1)
     client = bus.client()
     fill(bus)
     rid = client.next_rid()
-    for _ in range(3):
-        client.submit(rid, 60, resend=True, outlives_client=True)
-        bus.advance(4)
+    for _ in range(2):
         assert client.take("refused") == []
+        client.submit(rid, 60, resend=True, outlives_client=outlives_client)
+        bus.advance(4)
+    return client
 
 
 def test_router_raises_its_epoch_above_the_one_its_members_obeyed() -> None:
