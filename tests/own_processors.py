@@ -26,13 +26,14 @@ SPARED, SEARCHED = 7, 8
 
 
 def collected(params: Params, vocab_size: int) -> LogitProcessor:
-    """Samples `SPARED` where the collector of this process leaves alone what was loaded."""
+    """Samples `SPARED` where the collector works, and leaves alone what was loaded."""
     if params or vocab_size <= SEARCHED:
         raise ValueError("it takes no parameters, and some vocabulary")
 
     def process(logits: torch.Tensor, so_far: SoFar) -> torch.Tensor:
         del so_far
-        token = SPARED if gc.get_freeze_count() > LOADED else SEARCHED
+        spared = gc.isenabled() and gc.get_freeze_count() > LOADED
+        token = SPARED if spared else SEARCHED
         only = torch.full_like(logits, -torch.inf)
         only[token] = 0.0
         return only

@@ -277,7 +277,7 @@ async def measure(model: Path, weights: Weights, options: argparse.Namespace, ro
         "mem_fraction_static": 0.4,
         "max_total_tokens": slots * MAX_CONTEXT,
         "cuda_graph_max_bs_decode": slots,
-        "disable_prefill_cuda_graph": True,
+        "disable_prefill_cuda_graph": options.eager_prompts,
     }
     engine_options = {
         "device": "cuda",
@@ -497,6 +497,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     )
     parser.add_argument(
         "--apart", action="store_true", help="engines on the other GPUs, whatever the way"
+    )
+    parser.add_argument(
+        "--eager-prompts", action="store_true", help="engines make no CUDA graphs for prompts"
     )
     parser.add_argument("--ways", nargs="+", default=["cuda_ipc", "shm"], choices=WAYS)
     parser.add_argument(
