@@ -25,7 +25,7 @@ from rolloutbus.bus.wire.messages.control import (
 )
 from rolloutbus.bus.wire.messages.endings import Done, Problem
 from rolloutbus.bus.wire.messages.generation import Abort, Aborted, AbortPolicy
-from rolloutbus.bus.wire.messages.weights import ReserveVersion
+from rolloutbus.bus.wire.messages.weights import ReserveVersion, RestoreVersion
 from rolloutbus.bus.wire.validation import check_rid
 from rolloutbus.router.context import Context, check_deadline, highest_taken, refusal
 from rolloutbus.router.dispatch import Dispatcher
@@ -165,8 +165,8 @@ class ClientCommands:
             self._fleet.ask(client.name, entry, targets, now, self._missed(entry, body))
 
     def _above_all(self, entry: Entry, body: object) -> Entry:
-        """The entry; a reservation tells the store of numbers that its record does not have."""
-        if not isinstance(body, ReserveVersion):
+        """The entry; who wants a new number tells the store of those that its record lacks."""
+        if not isinstance(body, ReserveVersion | RestoreVersion):
             return entry
         taken = highest_taken(self._context, body.policy)
         if taken <= self._context.recorded.get(body.policy, 0):

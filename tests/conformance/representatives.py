@@ -221,7 +221,7 @@ _COMMANDS: dict[str, msgspec.Struct] = {
     "reserve_version": weights.ReserveVersion(POLICY, TENSORS, VERSION, above=4),
     "verify_tensors": weights.VerifyTensors(POLICY, VERSION, [1, 0], [2**64 - 1, 1]),
     "seal_version": weights.SealVersion(POLICY, VERSION, [2**64 - 1, 1], [OFFER], allow_zeros=True),
-    "restore_version": weights.RestoreVersion(POLICY, VERSION - 1),
+    "restore_version": weights.RestoreVersion(POLICY, VERSION - 1, above=4),
     "settle_version": weights.SettleVersion(POLICY, VERSION),
     "publish_version": weights.PublishVersion(
         *(POLICY, VERSION, "retract", "at-least:3", "collective", "overwrite", 2, [OFFER], 300)

@@ -261,7 +261,7 @@ class StoreCore:
             mine = (each for each in self._table.pullable() if each.policy == ask.policy)
             kept = sorted(each.number for each in mine)
             return [StoreAnswer(asker, "failed", problems.not_kept(ask.policy, ask.version, kept))]
-        last = self._table.assigned[old.policy]
+        last = max(self._table.assigned[old.policy], ask.above)
         problem = problems.no_number_after(old.policy, last)
         if problem is not None:
             return [StoreAnswer(asker, "refused", problem)]

@@ -135,6 +135,8 @@ class RestoreVersion(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     policy: Short
     version: Natural
     """Whose content is wanted again."""
+    above: Natural = 0
+    """Router: numbers up to this one are taken in this fleet, whatever the store's record says."""
 
 
 class VersionRestored(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

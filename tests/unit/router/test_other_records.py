@@ -3,7 +3,7 @@
 import pytest
 
 from rolloutbus.bus.wire.codec import unpack
-from rolloutbus.bus.wire.messages.weights import ReserveVersion, Tensor
+from rolloutbus.bus.wire.messages.weights import ReserveVersion, RestoreVersion, Tensor
 from tests.unit.router.harness import Bus, SimClient, SimStore
 from tests.unit.router.update_steps import commit, prepare, publish, published, record
 
@@ -26,6 +26,14 @@ def test_a_store_with_an_empty_record_is_told_what_another_one_has_committed() -
     store = bus.store()
     assert _reserve(client, store) == ReserveVersion("default", TENSORS, above=2)
     assert _reserve(client, store, "judge") == ReserveVersion("judge", TENSORS)
+
+
+def test_it_is_told_so_for_the_content_of_a_version_that_it_still_keeps() -> None:
+    bus = Bus()
+    bus.store({"default": 5}).is_alive = False
+    store, client = bus.store({"default": 2}), bus.client()
+    client.ask("restore_version", RestoreVersion("default", 1), route="store")
+    assert unpack(store.heard_one("restore_version")) == RestoreVersion("default", 1, above=5)
 
 
 def test_a_store_that_comes_later_is_told_it_too() -> None:

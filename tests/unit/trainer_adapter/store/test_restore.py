@@ -36,6 +36,16 @@ def test_old_content_comes_back_under_a_new_number_without_a_copy() -> None:
     assert store.n_segments == 2
 
 
+def test_its_number_is_above_those_that_another_store_gave() -> None:
+    store = StoreCoreHarness()
+    store.publish()
+    answer = answer_of(store.say(RestoreVersion("default", 1, above=7)))
+    assert answer == VersionRestored(8)
+    again = VersionTable()
+    again.restore(store.records)  # type: ignore[arg-type]
+    assert again.assigned == {"default": 8}
+
+
 def test_a_restored_version_is_durable_before_it_is_answered() -> None:
     store = StoreCoreHarness()
     store.publish()
