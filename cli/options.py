@@ -182,6 +182,14 @@ WeightsDir = Annotated[
         help="Write every version to files here; the next fleet begins with the last one.",
     ),
 ]
+KeepCommitted = Annotated[
+    int,
+    typer.Option(
+        min=1,
+        metavar="N",
+        help="Committed versions of each policy whose bytes the store keeps in /dev/shm.",
+    ),
+]
 SaveTargets = Annotated[
     list[str] | None,
     typer.Option(

@@ -325,6 +325,7 @@ class FleetPlan:
             directory=str(ledger),
             bulk=bulk or self._member_endpoint("bulk"),
             lease=self._settings.lease,
+            keep_committed=self._settings.keep_committed,
             disk=self._weights_dir,
             security=self._security(STORE),
             exit_with_parent=True,

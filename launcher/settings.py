@@ -24,6 +24,7 @@ from rolloutbus.engine_worker.settings import START_TIMEOUT_S, HostSettings
 from rolloutbus.gateway.settings import GatewaySettings
 from rolloutbus.launcher.engine_python import find_python
 from rolloutbus.launcher.on_ray.launcher import RayLauncher
+from rolloutbus.trainer_adapter.store.settings import KEEP_COMMITTED
 
 EngineKind = Literal["transformers", "sglang", "fake"]
 Transport = Literal["ipc", "tcp"]
@@ -58,6 +59,7 @@ class UpOptions(TypedDict, total=False):
     policy: str
     store: bool
     weights_dir: str | os.PathLike[str]
+    keep_committed: int
     save_targets: Mapping[str, str | os.PathLike[str]]
     profile_dir: str | os.PathLike[str]
     transport: Transport
@@ -110,6 +112,8 @@ class FleetSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
     weights_dir: str | os.PathLike[str] = ""
     """Every version is also written to files here, and outlives the fleet: the next one begins with
     the last version that was committed. Empty: versions end with the fleet."""
+    keep_committed: int = KEEP_COMMITTED
+    """Committed versions of each policy whose bytes the store keeps, in `/dev/shm`; at least 1."""
     save_targets: Mapping[str, str | os.PathLike[str]] = msgspec.field(
         default_factory=dict[str, str | os.PathLike[str]]
     )
@@ -166,6 +170,8 @@ class FleetSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
         _check_types(self)
         if self.workers < 1:
             raise SettingsError("workers: at least 1 is needed")
+        if self.keep_committed < 1:
+            raise SettingsError("keep_committed: at least 1 is needed")
         if (problem := check_name(self.policy)) is not None:
             raise SettingsError(f"policy: {problem.message}")
         check_not_too_many(self.workers)

@@ -18,6 +18,7 @@ from rolloutbus.cli.options import (
     AllowFile,
     DeadLetters,
     EngineOptions,
+    KeepCommitted,
     KeepText,
     KeyFile,
     OnlyJson,
@@ -40,7 +41,7 @@ from rolloutbus.launcher.journaled_router import JournaledRouterSettings
 from rolloutbus.launcher.plan import environment
 from rolloutbus.launcher.settings import EngineKind, FleetSettings, absolute_targets, engine_options
 from rolloutbus.router.settings import TAKEOVER_S, PairSettings, RouterSettings
-from rolloutbus.trainer_adapter.store.settings import StoreSettings
+from rolloutbus.trainer_adapter.store.settings import KEEP_COMMITTED, StoreSettings
 
 BACKEND = "tcp://127.0.0.1:7778"
 DRAIN_S = 15.0
@@ -178,6 +179,7 @@ def store(
         str,
         typer.Option(metavar="DIR", help="Also write every version to files below this directory."),
     ] = "",
+    keep_committed: KeepCommitted = KEEP_COMMITTED,
     key: KeyFile = "",
     allow_list: AllowFile = "",
     quiet: OnlyJson = False,
@@ -189,6 +191,7 @@ def store(
             directory=str(directory.absolute()),
             bulk=bulk,
             advertise=advertise,
+            keep_committed=keep_committed,
             disk=_absolute(disk),
             security=_security(key, allow_list),
         )

@@ -19,6 +19,7 @@ from rolloutbus.cli.options import (
     MORE_HELP,
     DeadLetters,
     EngineOptions,
+    KeepCommitted,
     KeepText,
     KeysDir,
     Launcher,
@@ -54,6 +55,7 @@ from rolloutbus.cli.verbs import Verbs
 from rolloutbus.engine_worker.settings import START_TIMEOUT_S
 from rolloutbus.launcher.fleet import Fleet, up
 from rolloutbus.launcher.settings import EngineKind, Transport, UpOptions
+from rolloutbus.trainer_adapter.store.settings import KEEP_COMMITTED
 
 STATUS_EVERY_S = 1.0
 
@@ -100,6 +102,7 @@ def up_command(
     policy: Annotated[str, typer.Option(help="Whose weights are served.")] = "default",
     store: Annotated[bool, typer.Option(help="Run a weight store, for updates.")] = True,
     weights_dir: WeightsDir = "",
+    keep_committed: KeepCommitted = KEEP_COMMITTED,
     save_target: SaveTargets = None,
     profile_dir: ProfileDir = "",
     transport: Annotated[Transport, typer.Option(help="How the processes talk.")] = "ipc",
@@ -160,6 +163,7 @@ def up_command(
         policy=policy,
         store=store,
         weights_dir=weights_dir,
+        keep_committed=keep_committed,
         save_targets=parse_save_targets(save_target),
         profile_dir=profile_dir,
         transport=transport,

@@ -87,6 +87,19 @@ async def test_a_plain_script_publishes_watches_and_goes_back(
     await status_when(client, tells_of_updates)
 
 
+async def test_a_store_keeps_as_many_versions_as_it_was_told() -> None:
+    options: UpOptions = {**FLEET, "workers": 1, "keep_committed": 1}
+    async with (
+        rolloutbus.up(**options) as fleet,
+        rolloutbus.connect(fleet.address, name="keeper") as client,
+    ):
+        publisher = WeightPublisher(client)
+        first = await publisher.publish(WEIGHTS, deadline_s=DEADLINE_S)
+        await publisher.publish(WEIGHTS, deadline_s=DEADLINE_S)
+        with pytest.raises(EngineFailed, match="version_unavailable"):
+            await publisher.restore(first.version, deadline_s=DEADLINE_S)
+
+
 def publish_piece_by_piece(address: str) -> int:
     """What a script without `asyncio` does that has its tensors one at a time."""
     layout = [(name, each.dtype, tuple(each.shape)) for name, each in WEIGHTS.items()]

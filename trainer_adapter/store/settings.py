@@ -11,6 +11,8 @@ from rolloutbus.bus.transport.endpoints import (
 )
 from rolloutbus.bus.wire.errors import SettingsError
 
+KEEP_COMMITTED = 3
+
 
 class StoreSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Built once, in `__main__`."""
@@ -28,7 +30,7 @@ class StoreSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     translate addresses. Empty: the one that is listened on."""
     name: str = "store"
     lease: LeaseSettings = LeaseSettings()
-    keep_committed: int = 3
+    keep_committed: int = KEEP_COMMITTED
     """Committed versions of each policy whose bytes are kept."""
     keep_sealed: int = 2
     """Versions sealed but not (yet) committed that are kept, of each policy."""
