@@ -172,6 +172,10 @@ class FleetSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
             raise SettingsError("workers: at least 1 is needed")
         if self.keep_committed < 1:
             raise SettingsError("keep_committed: at least 1 is needed")
+        if not self.store and self.keep_committed != KEEP_COMMITTED:
+            raise SettingsError(
+                "keep_committed: this fleet starts no store; tell `rolloutbus store` instead"
+            )
         if (problem := check_name(self.policy)) is not None:
             raise SettingsError(f"policy: {problem.message}")
         check_not_too_many(self.workers)

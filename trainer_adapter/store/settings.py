@@ -12,6 +12,7 @@ from rolloutbus.bus.transport.endpoints import (
 from rolloutbus.bus.wire.errors import SettingsError
 
 KEEP_COMMITTED = 3
+"""Unless it is told otherwise."""
 
 
 class StoreSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -40,6 +40,7 @@ from rolloutbus.trainer_adapter.store.settings import StoreSettings
         ({"engine": "fake", "sessions_per_slot": 0}, "sessions_per_slot: 0 is not above 0"),
         ({"engine": "fake", "weights_dir": 3}, "weights_dir: 3 is not a path"),
         ({"engine": "fake", "keep_committed": 0}, "keep_committed: at least 1 is needed"),
+        ({"engine": "fake", "keep_committed": 5, "store": False}, "keep_committed: .* no store"),
         ({"engine": "fake", "save_targets": {"a": 3}}, "save_targets: a: 3 is neither a path"),
         ({"engine": "fake", "engine_options": 5}, "engine_options: 5: Expected `object`"),
         ({"engine": "fake", "engine_options": {"foo": 1}}, "'foo' is no .*; it has slots, max_con"),
