@@ -16,7 +16,7 @@ from rolloutbus.bus.weights.cuda_memory import CudaError, CudaMemory
 from rolloutbus.bus.weights.manifest import Bytes
 
 SLICE_BYTES = 32 << 20
-"""Locked at once. The GPU's driver does nothing else meanwhile: a step would wait for it."""
+"""Locked or unlocked at once. The GPU's driver does nothing else meanwhile: a step waits for it."""
 _PAUSES = 4
 """Left to the steps after a slice, as a multiple of its time: with 1 a prompt took 3.6 times as
 long while pages were locked, with 4 it took 1.2 times as long."""
@@ -52,8 +52,8 @@ class PageLock:
         Args:
             content: uint8, a whole mapping; kept until `close` has undone the locking.
             device: number of a GPU that this process uses anyway.
-            is_computing: whether the GPU has steps to do, which locking would hold up; asked in
-                that thread, slice by slice. Locking takes five times as long meanwhile.
+            is_computing: whether the GPU has steps to do, which this would hold up; asked in its
+                threads, slice by slice. To lock and to unlock takes five times as long meanwhile.
         """
         slices = _LockedSlices(content, device, is_computing)
         self._locking = _in_thread(slices.lock)
@@ -92,8 +92,7 @@ class _LockedSlices:
                 began = time.perf_counter()
                 memory.lock_pages(address + start, stop - start)
                 self._locked.append(address + start)
-                if self._is_computing():
-                    time.sleep((time.perf_counter() - began) * _PAUSES)
+                self._make_way(time.perf_counter() - began)
         except (CudaError, OSError) as error:
             _log.warning(
                 "page-locked %d of %d slices of memory for weights: copies between the rest and a "
@@ -119,10 +118,16 @@ class _LockedSlices:
             memory = CudaMemory()
             memory.use(self._device)
             while self._locked:
+                began = time.perf_counter()
                 memory.unlock_pages(self._locked[-1])
                 self._locked.pop()
+                self._make_way(time.perf_counter() - began)
         except (CudaError, OSError) as error:
             self._keep_mapped(error)
+
+    def _make_way(self, took_s: float) -> None:
+        if self._is_computing():
+            time.sleep(took_s * _PAUSES)
 
     def _keep_mapped(self, error: Exception) -> None:
         _never_unmapped.append(self._content)

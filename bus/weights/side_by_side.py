@@ -1,7 +1,7 @@
 """Work on many tensors by several threads: one core reads memory slower than memory can be read."""
 
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
@@ -24,7 +24,7 @@ def n_threads() -> int:
 
 def side_by_side(
     work: Callable[[Item], Result], items: Sequence[Item], n_bytes: int, *, n: int | None = None
-) -> Iterator[Result]:
+) -> Generator[Result, None, None]:
     """Results of `work`, which releases the interpreter lock, in the order of the items.
 
     `n_bytes` are read in all, by `n` threads; None: `n_threads`. Who takes no more results leaves

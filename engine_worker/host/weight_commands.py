@@ -21,6 +21,7 @@ from rolloutbus.bus.wire.messages.weights import (
     Manifest,
     Prepared,
     PrepareUpdate,
+    TensorCheck,
 )
 from rolloutbus.engine_worker.engine import Engine, WeightSink
 from rolloutbus.engine_worker.weights.active import ActiveWeights
@@ -170,8 +171,10 @@ class WeightCommands:
         Raises:
             EngineFailed: it is not; `.field` names the tensor.
         """
-        tensors, manifest = self._receiver.staged(version), self._receiver.manifest_of(version)
-        judging = asyncio.ensure_future(asyncio.to_thread(self._judge, tensors, manifest))
+        receiver = self._receiver
+        tensors, manifest = receiver.staged(version), receiver.manifest_of(version)
+        judge = partial(self._judge, tensors, manifest, receiver.checks_of(version))
+        judging = asyncio.ensure_future(asyncio.to_thread(judge))
         self._judging[version] = judging
         try:
             await asyncio.shield(judging)
@@ -224,9 +227,18 @@ class WeightCommands:
         stats = self._engine.stats()
         return version <= stats.version and not stats.is_torn
 
-    def _judge(self, tensors: Mapping[str, RawTensor], manifest: Manifest) -> None:
+    def _judge(
+        self,
+        tensors: Mapping[str, RawTensor],
+        manifest: Manifest,
+        checks: Mapping[str, TensorCheck],
+    ) -> None:
         require_sound(
-            tensors, manifest.tensors, self._is_zero_now, allow_zeros=manifest.allow_zeros
+            tensors,
+            manifest.tensors,
+            self._is_zero_now,
+            allow_zeros=manifest.allow_zeros,
+            checks=checks,
         )
 
     def _is_zero_now(self, name: str) -> bool:

@@ -3,9 +3,6 @@
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TypeVar
 
-import xxhash
-
-from rolloutbus.bus.weights.manifest import Bytes
 from rolloutbus.bus.wire.errors import EngineFailed, Refused
 from rolloutbus.bus.wire.limits import CHUNK_BYTES
 from rolloutbus.bus.wire.messages.endings import Problem
@@ -16,11 +13,10 @@ from rolloutbus.bus.wire.messages.weights import (
     GotWeights,
     ListedWeights,
     Tensor,
-    TensorCheck,
     TensorForm,
 )
 from rolloutbus.engine_worker.engine import TensorRange, TensorSpec, WeightSource
-from rolloutbus.engine_worker.weights.checks import is_zero, n_not_finite
+from rolloutbus.engine_worker.weights.checks import TensorSum, is_zero
 
 
 def in_batches(
@@ -109,7 +105,7 @@ class ActiveWeights:
         )
 
     def _check(self, specs: Sequence[TensorSpec]) -> CheckedWeights:
-        sums = {spec.name: _Sum(spec.dtype) for spec in specs}
+        sums = {spec.name: TensorSum(spec.dtype) for spec in specs}
         version, _ = self._engine.read_ranges([])
         for ranges in in_batches(specs, PIECE_BYTES):
             now, pieces = self._engine.read_ranges(ranges)
@@ -123,24 +119,6 @@ class ActiveWeights:
         if name not in self._specs:
             raise _refused(field, f"the engine has no tensor {name!r}")
         return self._specs[name]
-
-
-class _Sum:
-    """Digest and checks of a tensor of which the pieces come in order."""
-
-    def __init__(self, dtype: str) -> None:
-        self._dtype = dtype
-        self._hasher = xxhash.xxh3_64()
-        self._n_not_finite = 0
-        self._is_zero = True
-
-    def add(self, piece: Bytes) -> None:
-        self._hasher.update(piece.data)
-        self._n_not_finite += n_not_finite(piece, self._dtype)
-        self._is_zero = self._is_zero and is_zero(piece)
-
-    def of(self, name: str) -> TensorCheck:
-        return TensorCheck(name, self._hasher.intdigest(), self._n_not_finite, self._is_zero)
 
 
 def _again(call: Callable[[], Result]) -> Result:

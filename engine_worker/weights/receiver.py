@@ -13,7 +13,7 @@ from rolloutbus.bus.weights.shm import host_id
 from rolloutbus.bus.wire.errors import EngineFailed, PeerLost, Refused, RemoteProtocolError
 from rolloutbus.bus.wire.limits import MAX_SENTENCE_CHARS
 from rolloutbus.bus.wire.messages.endings import Problem
-from rolloutbus.bus.wire.messages.weights import Manifest, Prepared, PrepareUpdate
+from rolloutbus.bus.wire.messages.weights import Manifest, Prepared, PrepareUpdate, TensorCheck
 from rolloutbus.engine_worker.engine import Engine, TensorSpec
 from rolloutbus.engine_worker.weights.buffers import SpareBuffer, fresh_buffer
 from rolloutbus.engine_worker.weights.checks import misfit
@@ -154,6 +154,14 @@ class WeightReceiver:
             KeyError: the version is not staged.
         """
         return self._staged[version].manifest
+
+    def checks_of(self, version: int) -> Mapping[str, TensorCheck]:
+        """By name, of its tensors that were judged when they were verified.
+
+        Raises:
+            KeyError: the version is not staged.
+        """
+        return self._staged[version].checks
 
     def give_up(self, version: int) -> None:
         """Stop the transfer of a version that is not wanted any more, and drop what is here."""

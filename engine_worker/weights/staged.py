@@ -5,7 +5,7 @@ weights that it serves with. `WeightReceiver` chooses the fetcher; they do not k
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Protocol
 
@@ -19,6 +19,7 @@ from rolloutbus.bus.wire.messages.weights import (
     PrepareUpdate,
     PullChunk,
     PullManifest,
+    TensorCheck,
 )
 from rolloutbus.engine_worker.weights.buffers import SpareBuffer
 from rolloutbus.engine_worker.weights.raw_tensor import RawTensor
@@ -104,6 +105,8 @@ class Staged:
     """The whole version, uint8 [size_bytes], if it lies in a buffer of ours."""
     why: str = ""
     """Why not all of it came from the first that was asked."""
+    checks: Mapping[str, TensorCheck] = field(default_factory=dict[str, TensorCheck])
+    """By name, of the tensors that were judged when they were verified."""
 
     def release(self) -> None:
         """Free its memory, which is not read any more. Idempotent."""
@@ -123,11 +126,12 @@ def in_buffer(
     transport: str,
     moved_bytes: int,
     why: str = "",
+    checks: Mapping[str, TensorCheck] | None = None,
 ) -> Staged:
     """A version that lies in a buffer, which its release gives back to `spare`."""
     tensors = {each.name: bytes_of(content, each) for each in manifest.tensors}
     give_back = partial(spare.give_back, content)
-    return Staged(manifest, transport, moved_bytes, tensors, give_back, content, why)
+    return Staged(manifest, transport, moved_bytes, tensors, give_back, content, why, checks or {})
 
 
 class Fetcher(Protocol):

@@ -22,6 +22,9 @@ BOUNCE_BYTES = 16 * 1024 * 1024
 """Pinned memory that bytes pass through on their way: several times as fast as without."""
 MAX_QUEUED = 64
 """Copies between two looks at how far the GPU has come; at most twice as many are under way."""
+COPIERS_BESIDE_STEPS = 2
+"""Threads that copy what is not page-locked while steps are computed. Eight take half of the time,
+but a prompt's step three to six times as long; one leaves it no shorter than two do."""
 SPARE_BYTES = 1 << 30
 """Of GPU memory, left to others."""
 
@@ -39,11 +42,7 @@ class DeviceCopies:
     def __init__(
         self, device: torch.device, is_computing: Callable[[], bool] = lambda: False
     ) -> None:
-        """`is_computing`: whether this process has steps to do that copies may not hold up much.
-
-        Memory that is not page-locked is copied by one thread then. Several take a fifth of the
-        time, but a prompt that is computed beside them takes three to six times as long.
-        """
+        """`is_computing`: whether this process has steps to do that copies may not hold up much."""
         self._device = device
         self._is_computing = is_computing
         self._held: dict[int, tuple[torch.Tensor, Mapping[str, torch.Tensor]]] = {}
@@ -72,8 +71,8 @@ class DeviceCopies:
             start += _aligned(raw.nbytes)
         whole = [(raw, places[name]) for name, raw in tensors.items()]
         # One queue of copies is as fast as the link, and a step's own copies wait behind no more.
-        is_alone = _is_locked(whole) or self._is_computing()
-        shares = [whole] if is_alone else _shares(whole)
+        most = 1 if _is_locked(whole) else COPIERS_BESIDE_STEPS if self._is_computing() else None
+        shares = _shares(whole, min(most or n_threads(), n_threads()))
         bounces = [[] if len(shares) == 1 else [_bounce(), _bounce()] for _ in shares]
         for _ in side_by_side(self._copy, [*zip(shares, bounces, strict=True)], start):
             pass
@@ -172,9 +171,9 @@ def _is_locked(share: _Share) -> bool:
     return all(torch.as_tensor(end).is_pinned() for end in ends)
 
 
-def _shares(pairs: _Share) -> list[_Share]:
-    """A share for each thread, of about as many bytes."""
-    shares: list[_Share] = [[] for _ in range(n_threads())]
+def _shares(pairs: _Share, n: int) -> list[_Share]:
+    """At most `n` shares, of about as many bytes."""
+    shares: list[_Share] = [[] for _ in range(n)]
     sizes = [0] * len(shares)
     for pair in sorted(pairs, key=lambda each: -each[0].nbytes):
         smallest = sizes.index(min(sizes))

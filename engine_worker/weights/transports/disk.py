@@ -41,7 +41,7 @@ class Files(Fetcher):
         content = self._spare.take(total_bytes(manifest.tensors))
         try:
             await asyncio.to_thread(read_shards, partial(self._open, at), manifest.tensors, content)
-            await verify(content, manifest.tensors)
+            checks = await verify(content, manifest.tensors)
         except (Refused, RemoteProtocolError, OSError) as error:
             self._spare.give_back(content)
             raise CannotFetch(str(error)) from error
@@ -49,7 +49,14 @@ class Files(Fetcher):
             # Not at a cancellation: then a thread is still at it.
             self._spare.give_back(content)
             raise
-        return in_buffer(manifest, content, self._spare, transport="disk", moved_bytes=len(content))
+        return in_buffer(
+            manifest,
+            content,
+            self._spare,
+            transport="disk",
+            moved_bytes=len(content),
+            checks=checks,
+        )
 
     def _open(self, at: str, name: str) -> int:
         return open_named(f"{at}/{name}", self._rules)

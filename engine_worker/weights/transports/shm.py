@@ -40,13 +40,13 @@ class SharedMemory(Fetcher):
                 manifest = await ask_manifest(store, ask)
                 continue
             try:
-                await verify(pin.content, manifest.tensors)
+                checks = await verify(pin.content, manifest.tensors)
             except BaseException:
                 pin.release()
                 self._reader.forget()
                 raise
             tensors = {each.name: bytes_of(pin.content, each) for each in manifest.tensors}
-            return Staged(manifest, "shm", 0, tensors, pin.release)
+            return Staged(manifest, "shm", 0, tensors, pin.release, checks=checks)
         raise CannotFetch(reason)
 
     def close(self) -> None:

@@ -2,12 +2,19 @@
 
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 
-from rolloutbus.bus.weights.manifest import DTYPES, Bytes, lay_out
+from rolloutbus.bus.weights.manifest import DTYPES, Bytes, bytes_of, digest_of, lay_out, total_bytes
 from rolloutbus.bus.wire.errors import EngineFailed
-from rolloutbus.engine_worker.weights.checks import is_zero, n_not_finite, require_sound
+from rolloutbus.bus.wire.messages.weights import Tensor
+from rolloutbus.engine_worker.weights.checks import (
+    is_zero,
+    n_not_finite,
+    require_sound,
+    verify,
+)
 
 
 def raw(values: Any, dtype: Any) -> Bytes:  # noqa: ANN401 - whatever numpy takes
@@ -119,3 +126,48 @@ def test_a_device_finds_what_a_host_finds(dtype: str, seed: int) -> None:
     found = judge_on_device([(torch.tensor(each), dtype) for each in contents])
 
     assert found == [(n_not_finite(each, dtype), is_zero(each)) for each in contents]
+
+
+def published(n_elements: int, seed: int) -> tuple[Bytes, list[Tensor]]:
+    """A version of tensors of several types, one of them all zero and one empty."""
+    forms = [(dtype, dtype, (n_elements,)) for dtype in TYPES]
+    tensors = lay_out([*forms, ("zero", "F32", (n_elements,)), ("empty", "F32", (0,))])
+    content = np.random.default_rng(seed).integers(0, 256, total_bytes(tensors), np.uint8)
+    bytes_of(content, tensors[-2])[:] = 0
+    digests = [digest_of(bytes_of(content, each)) for each in tensors]
+    return content, [
+        msgspec.structs.replace(each, digest=digest)
+        for each, digest in zip(tensors, digests, strict=True)
+    ]
+
+
+async def test_one_reading_verifies_and_judges_alike(seed: int) -> None:
+    content, tensors = published(700_001, seed)  # pieces end within tensors, and threads share them
+
+    checks = await verify(content, tensors)
+
+    for tensor in tensors:
+        raw, found = bytes_of(content, tensor), checks[tensor.name]
+        expected = (n_not_finite(raw, tensor.dtype), is_zero(raw))
+        assert (found.n_not_finite, found.is_zero) == expected, tensor.name
+
+
+async def test_what_a_reading_has_found_is_refused_by_name(seed: int) -> None:
+    content, tensors = published(100, seed)
+    whole = {each.name: bytes_of(content, each) for each in tensors}
+    checks = await verify(content, tensors)
+    content[:] = 0  # whoever read it again would find other numbers
+
+    with pytest.raises(EngineFailed, match="infinite or NaN"):
+        require_sound(whole, tensors, lambda _: True, checks=checks)
+
+
+async def test_the_first_tensor_that_arrived_changed_is_named(seed: int) -> None:
+    content, tensors = published(700_001, seed)
+    for tensor in tensors[3:5]:
+        bytes_of(content, tensor)[-1] ^= 1
+
+    with pytest.raises(EngineFailed) as caught:
+        await verify(content, tensors)
+
+    assert (caught.value.code, caught.value.field) == ("digest_mismatch", f"tensors.{TYPES[3]}")
