@@ -139,7 +139,8 @@ class WeightCommands:
         del before  # not sooner: the engine's other processes had its memory open
         await self._require_wanted(body.version)
         tensors = self._receiver.staged(body.version)
-        # Side by side: both read all of it, the engine mostly by its device.
+        # Side by side: the engine copies it, mostly by its device, while what was not judged when
+        # it was verified is read.
         staging = self._off_loop(lambda: self._weights.stage(body.version, tensors))
         try:
             await self._judged(body.version)

@@ -23,8 +23,8 @@ BOUNCE_BYTES = 16 * 1024 * 1024
 MAX_QUEUED = 64
 """Copies between two looks at how far the GPU has come; at most twice as many are under way."""
 COPIERS_BESIDE_STEPS = 2
-"""Threads that copy what is not page-locked while steps are computed. Eight take half of the time,
-but a prompt's step three to six times as long; one leaves it no shorter than two do."""
+"""Threads that copy what is not page-locked while steps are computed. Eight take a third of the
+time, but a prompt three to six times as long beside them; beside one it is no shorter."""
 SPARE_BYTES = 1 << 30
 """Of GPU memory, left to others."""
 
