@@ -8,8 +8,8 @@ between two deltas of one stream. The first publish by each way has figures of i
 is warm after the first of all.
 
 `collective` has a worker on each of the other GPUs, to which the trainer broadcasts over nccl;
-with `--apart` every way has. Beside `collective` stands what such a broadcast takes to as many
-processes that do nothing else.
+with `--apart` every way has, and with `--everywhere` the other ways have one on each GPU. Beside
+`collective` stands what such a broadcast takes to as many processes that do nothing else.
 
 Streams are read in a process of their own (`elsewhere`) or beside the publisher (`beside`), where
 its threads and the readers share one interpreter.
@@ -21,6 +21,7 @@ told on standard error at once. Ctrl-C ends the run, with rows of what it has fo
     python benchmarks/gpu/publish.py --layers 32 --readers elsewhere --picture publish.png
     python benchmarks/gpu/publish.py --layers 32 --readers elsewhere --ways collective
     python benchmarks/gpu/publish.py --layers 32 --readers elsewhere --ways cuda_ipc --apart
+    python benchmarks/gpu/publish.py --layers 32 --readers elsewhere --ways shm --everywhere
 """
 
 import argparse
@@ -289,7 +290,8 @@ async def measure(model: Path, weights: Weights, options: argparse.Namespace, ro
     all_ways: list[Transport] = options.ways
     others: list[Transport] = [w for w in all_ways if options.apart or w == "collective"]
     here: list[Transport] = [w for w in all_ways if w not in others]
-    for ways, gpus in ((here, [0]), (others, [*range(1, torch.cuda.device_count())])):
+    all_gpus = [*range(torch.cuda.device_count())]
+    for ways, gpus in ((here, all_gpus if options.everywhere else [0]), (others, all_gpus[1:])):
         if not ways:
             continue
         began = time.perf_counter()
@@ -495,8 +497,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument(
         "--streams", type=int, default=32, help="of each engine; 0: nobody reads, engines are idle"
     )
-    parser.add_argument(
+    where = parser.add_mutually_exclusive_group()
+    where.add_argument(
         "--apart", action="store_true", help="engines on the other GPUs, whatever the way"
+    )
+    where.add_argument(
+        "--everywhere", action="store_true", help="engines on all GPUs, but for collective"
     )
     parser.add_argument(
         "--eager-prompts", action="store_true", help="engines make no CUDA graphs for prompts"
@@ -511,8 +517,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if options.read:
         asyncio.run(read_for_another(options.read, options.streams))
         return
-    if (options.apart or "collective" in options.ways) and torch.cuda.device_count() < 2:
-        parser.error("--apart and --ways collective need a second GPU")
+    needs_two = options.apart or options.everywhere or "collective" in options.ways
+    if needs_two and torch.cuda.device_count() < 2:
+        parser.error("--apart, --everywhere and --ways collective need a second GPU")
     with tempfile.TemporaryDirectory(prefix="publish-") as folder:
         try:
             report = run(options, Path(folder))
