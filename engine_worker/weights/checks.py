@@ -23,7 +23,7 @@ from rolloutbus.engine_worker.weights.raw_tensor import RawTensor
 _PIECE_BYTES = 1 << 20
 """Read three times: once from memory, which an engine's steps read beside it, then from a cache."""
 _MAX_READERS = 4
-"""More wait for the interpreter between the pieces: eight are no faster, and take more cores."""
+"""Eight are no faster and take more cores: likely they wait for the interpreter between pieces."""
 
 
 class TensorSum:

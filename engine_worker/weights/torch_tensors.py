@@ -70,9 +70,12 @@ class DeviceCopies:
             places[name] = memory[start : start + raw.nbytes]
             start += _aligned(raw.nbytes)
         whole = [(raw, places[name]) for name, raw in tensors.items()]
-        # One queue of copies is as fast as the link, and a step's own copies wait behind no more.
-        most = 1 if _is_locked(whole) else COPIERS_BESIDE_STEPS if self._is_computing() else None
-        shares = _shares(whole, min(most or n_threads(), n_threads()))
+        n = n_threads()
+        if _is_locked(whole):
+            n = 1  # as fast as the link, and a step's own copies wait behind no more than one queue
+        elif self._is_computing():
+            n = min(n, COPIERS_BESIDE_STEPS)
+        shares = _shares(whole, n)
         bounces = [[] if len(shares) == 1 else [_bounce(), _bounce()] for _ in shares]
         for _ in side_by_side(self._copy, [*zip(shares, bounces, strict=True)], start):
             pass

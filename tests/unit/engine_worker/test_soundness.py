@@ -142,7 +142,7 @@ def published(n_elements: int, seed: int) -> tuple[Bytes, list[Tensor]]:
 
 
 async def test_one_reading_verifies_and_judges_alike(seed: int) -> None:
-    content, tensors = published(700_001, seed)  # pieces end within tensors, and threads share them
+    content, tensors = published(700_001, seed)  # of several pieces, the last one smaller
 
     checks = await verify(content, tensors)
 
@@ -152,14 +152,17 @@ async def test_one_reading_verifies_and_judges_alike(seed: int) -> None:
         assert (found.n_not_finite, found.is_zero) == expected, tensor.name
 
 
-async def test_what_a_reading_has_found_is_refused_by_name(seed: int) -> None:
-    content, tensors = published(100, seed)
-    whole = {each.name: bytes_of(content, each) for each in tensors}
-    checks = await verify(content, tensors)
-    content[:] = 0  # whoever read it again would find other numbers
+async def test_what_a_reading_has_found_is_not_read_again() -> None:
+    content = raw([1.0, NAN], np.float32)
+    manifest = [
+        msgspec.structs.replace(lay_out([("w", "F32", (2,))])[0], digest=digest_of(content))
+    ]
+    checks = await verify(content, manifest)
+    content[:] = raw([1.0, 2.0], np.float32)
 
-    with pytest.raises(EngineFailed, match="infinite or NaN"):
-        require_sound(whole, tensors, lambda _: True, checks=checks)
+    with pytest.raises(EngineFailed, match="infinite or NaN") as caught:
+        require_sound({"w": content}, manifest, lambda _: False, checks=checks)
+    assert caught.value.field == "tensors.w"
 
 
 async def test_the_first_tensor_that_arrived_changed_is_named(seed: int) -> None:
