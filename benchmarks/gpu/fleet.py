@@ -11,7 +11,9 @@ One fleet with an SGLang engine on each GPU (or on each `--tp` of them). Two mea
   (all four by naming a worker for each request), and by the router, which is told session and
   group (`names`) or nothing. Engines report the prefixes that they have cached, so that it has
   them to go by. Caches are empty at the start of each turn. Goals: makespan at most 0.8 of least
-  loaded, at most 1.0 of `cache_aware`.
+  loaded, at most 1.0 of `cache_aware`. Beside it stands what makes it long: the share of it for
+  which an engine, by the mean of all, has nothing left to do (`idle`), and the busiest engine as a
+  multiple of that mean, by tokens sampled and by prompt tokens that were not cached.
 
 Each turn is told on standard error at once, and Ctrl-C ends a measurement with the rounds it has.
 
@@ -262,10 +264,12 @@ async def run_agents(
     """All of them at once, until the last one is done."""
     await client.flush_cache()
     turn_s: list[float] = []
-    n_cached = n_prompt = n_sampled = 0
+    n_cached = n_prompt = 0
+    ended = dict.fromkeys(placing.workers, 0.0)
+    sampled, computed = (dict.fromkeys(placing.workers, 0) for _ in range(2))
 
     async def one(agent: Agent) -> None:
-        nonlocal n_cached, n_prompt, n_sampled
+        nonlocal n_cached, n_prompt
         for n_new, result, tool_s in agent.turns:
             began = time.perf_counter()
             said = placing.options(agent)
@@ -280,22 +284,30 @@ async def run_agents(
                 group=said.get("group", ""),
             )
             placing.count(said, -1)
-            turn_s.append(time.perf_counter() - began)
-            n_cached += int(rollout.arrays["cached_tokens"][0])
+            now, worker = time.perf_counter(), rollout.worker
+            turn_s.append(now - began)
+            cached = int(rollout.arrays["cached_tokens"][0])
+            n_cached += cached
             n_prompt += rollout.n_prompt_tokens
-            n_sampled += len(rollout.tokens)
+            ended[worker] = now
+            sampled[worker] += len(rollout.tokens)
+            computed[worker] += rollout.n_prompt_tokens - cached
             agent.context = [*agent.context, *rollout.tokens.tolist(), *result]
             await asyncio.sleep(tool_s)
 
-    began = time.perf_counter()
+    first = time.perf_counter()
     await asyncio.gather(*map(one, agents))
+    makespan_s = time.perf_counter() - first
     return {
-        "makespan_s": time.perf_counter() - began,
+        "makespan_s": makespan_s,
+        "idle": 1 - statistics.mean(max(0, each - first) for each in ended.values()) / makespan_s,
+        "most_sampled": max(sampled.values()) / statistics.mean(sampled.values()),
+        "most_computed": max(computed.values()) / statistics.mean(computed.values()),
         "hit_rate": n_cached / n_prompt,
         "p50_turn_s": statistics.median(turn_s),
         "p99_turn_s": statistics.quantiles(turn_s, n=100)[98],
         "prompt_tokens": n_prompt,
-        "new_tokens": n_sampled,
+        "new_tokens": sum(sampled.values()),
     }
 
 
@@ -314,7 +326,9 @@ async def placements(
                 found[way].append(row)
                 _say(
                     f"round {number} of {options.rounds}: {way}: {row['makespan_s']:.1f} s, "
-                    f"{row['hit_rate']:.0%} of prompts cached"
+                    f"{row['hit_rate']:.0%} of prompts cached, engines idle for {row['idle']:.0%}, "
+                    f"the busiest samples {row['most_sampled']:.2f} of the mean and computes "
+                    f"{row['most_computed']:.2f}"
                 )
     rows = {
         way: {name: round(statistics.median(row[name] for row in each[1:]), 3) for name in each[0]}
