@@ -87,6 +87,7 @@ def run_agents(load: AgentLoad, way: str, seed: int) -> dict[str, float]:
             lambda job: ended(agent, job),
             session=agent.name,
             group=agent.group,
+            n_allowed=n_new,  # so that prompts are most of what the router knows of a request
             own=agent.name,
         )
 

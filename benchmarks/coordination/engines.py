@@ -71,6 +71,8 @@ class Job:
     on_end: Callable[["Job"], None]
     session: str = ""
     group: str = ""
+    n_allowed: int = 1 << 15
+    """Tokens that it may sample; clients know that, and not how many it will."""
     own: str = ""
     """Name of the whole dialogue, under which its tokens stay in the cache; empty: they do not."""
     done: int = 0

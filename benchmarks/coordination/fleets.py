@@ -27,8 +27,6 @@ from rolloutbus.router.core import RouterCore
 from rolloutbus.router.events import Effect, Event, Received, Ticked
 from rolloutbus.router.settings import RouterSettings
 
-COST = 1 << 15
-"""Of every request: clients know how much they may sample, not how much they will."""
 CLIENT = Peer(bytes(16))
 DEADLINE_MS = 10**9
 REPORT_S = 0.05
@@ -282,7 +280,7 @@ class Routed:
         self._handle(Received(CLIENT, entries))
 
     def _place(self, job: Job, worker: str) -> Placement:
-        place = Placement("default", cost=job.n_prompt + COST, worker=worker)
+        place = Placement("default", cost=job.n_prompt + job.n_allowed, worker=worker)
         if self._uses_names and not worker:
             place = msgspec.structs.replace(place, session=job.session, group=job.group)
         return msgspec.structs.replace(place, marks=_marks_of(job)) if self._reports else place

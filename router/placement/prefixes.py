@@ -12,6 +12,7 @@ from rolloutbus.bus.wire.entry import Entry
 from rolloutbus.bus.wire.messages.membership import Prefixes
 from rolloutbus.router.context import Context
 from rolloutbus.router.members.records import MemberRecord
+from rolloutbus.router.placement.load import load_of
 from rolloutbus.router.placement.placement import Rest
 from rolloutbus.router.requests.record import Request
 
@@ -84,9 +85,9 @@ class PrefixIndex:
         known = unpacked(request.place.marks)
         best = default
         # Tokens under way, and of this prompt those to be computed; the rest is the same anywhere.
-        price = default.outstanding_cost - WORTH * _cached_tokens(default, known)
+        price = load_of(default, request) - WORTH * _cached_tokens(default, known)
         for worker, n_cached in self._longest_first(known):
-            offer = worker.outstanding_cost - WORTH * n_cached
+            offer = load_of(worker, request) - WORTH * n_cached
             is_free = worker.free_index >= 0 and worker.policy == policy
             if offer < price and is_free and self._context.may_serve(worker, rule):
                 best, price = worker, offer

@@ -93,6 +93,18 @@ def test_what_will_stay_begins_where_the_load_is_least(*, is_session: bool, seed
     assert [len(_generates(worker)) for worker in workers] == [8] * 8
 
 
+def test_groups_are_spread_by_their_number_and_not_by_the_length_of_their_prompts(
+    seed: int,
+) -> None:
+    bus = Bus(seed=seed)
+    workers = [bus.worker(f"w{number}", slots=100) for number in range(4)]
+    client = bus.client()
+    for number in range(16):
+        for _ in range(4):
+            client.generate(cost=8_000 if number % 4 else 100, group=f"g{number}")
+    assert [len(_generates(worker)) for worker in workers] == [16] * 4
+
+
 def test_nobody_queues_at_a_worker_while_a_slot_of_another_is_free(seed: int) -> None:
     """Who does may wait for the end of a whole generation."""
     bus = Bus(seed=seed)

@@ -114,6 +114,18 @@ def test_a_group_begins_where_its_prompt_is_cached() -> None:
     assert counts(workers) == [0, 4, 0, 0]
 
 
+def test_groups_with_one_beginning_are_spread_by_their_number() -> None:
+    bus = Bus()
+    workers = [bus.worker(f"w{number}", slots=64) for number in range(2)]
+    client = bus.client()
+    for worker in workers:
+        tell(worker, PROMPT)
+    for number in range(8):
+        for _ in range(4):
+            ask(client, PROMPT, group=f"g{number}", cost=8_000 if number % 4 else 2_000)
+    assert counts(workers) == [16, 16]
+
+
 def test_a_cache_of_a_version_that_does_not_do_is_of_no_use() -> None:
     bus = Bus()
     old, new = bus.worker("w0", version=1), bus.worker("w1", version=3)
