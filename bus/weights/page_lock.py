@@ -9,7 +9,8 @@ import logging
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
+from contextlib import contextmanager
 from functools import partial
 
 from rolloutbus.bus.weights.cuda_memory import CudaError, CudaMemory
@@ -54,6 +55,7 @@ class PageLock:
             device: number of a GPU that this process uses anyway.
             is_computing: whether the GPU has steps to do, which this would hold up; asked in its
                 threads, slice by slice. To lock and to unlock takes five times as long meanwhile.
+                Slices of all memory take turns.
         """
         slices = _LockedSlices(content, device, is_computing)
         self._locking = _in_thread(slices.lock)
@@ -87,12 +89,11 @@ class _LockedSlices:
             memory = CudaMemory()
             memory.use(self._device)
             for start, stop in cut(address, size_bytes):
-                if not self._is_wanted:
-                    return
-                began = time.perf_counter()
-                memory.lock_pages(address + start, stop - start)
-                self._locked.append(address + start)
-                self._make_way(time.perf_counter() - began)
+                with self._turn():
+                    if not self._is_wanted:
+                        return
+                    memory.lock_pages(address + start, stop - start)
+                    self._locked.append(address + start)
         except (CudaError, OSError) as error:
             _log.warning(
                 "page-locked %d of %d slices of memory for weights: copies between the rest and a "
@@ -118,16 +119,20 @@ class _LockedSlices:
             memory = CudaMemory()
             memory.use(self._device)
             while self._locked:
-                began = time.perf_counter()
-                memory.unlock_pages(self._locked[-1])
-                self._locked.pop()
-                self._make_way(time.perf_counter() - began)
+                with self._turn():
+                    memory.unlock_pages(self._locked[-1])
+                    self._locked.pop()
         except (CudaError, OSError) as error:
             self._keep_mapped(error)
 
-    def _make_way(self, took_s: float) -> None:
-        if self._is_computing():
-            time.sleep(took_s * _PAUSES)
+    @contextmanager
+    def _turn(self) -> Generator[None]:
+        """For one slice, when no other one of this process has its turn; then a pause."""
+        with _turns:
+            began = time.perf_counter()
+            yield
+            if self._is_computing():
+                time.sleep((time.perf_counter() - began) * _PAUSES)
 
     def _keep_mapped(self, error: Exception) -> None:
         _never_unmapped.append(self._content)
@@ -147,6 +152,8 @@ def _in_thread(work: Callable[[], None]) -> threading.Thread:
     return thread
 
 
+_turns = threading.Lock()
+"""Of slices, pauses included: each mapping has a thread, and five at once leave steps no pause."""
 _never_unmapped: list[Bytes] = []
 """What CUDA still takes for locked."""
 
