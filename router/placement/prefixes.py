@@ -12,7 +12,6 @@ from rolloutbus.bus.wire.entry import Entry
 from rolloutbus.bus.wire.messages.membership import Prefixes
 from rolloutbus.router.context import Context
 from rolloutbus.router.members.records import MemberRecord
-from rolloutbus.router.placement.load import load_of
 from rolloutbus.router.placement.placement import Rest
 from rolloutbus.router.requests.record import Request
 
@@ -21,10 +20,10 @@ MARKS_IN_ALL = 1_000_000
 """Of all workers together: some 200 MB."""
 ENOUGH = 8
 """Holders of a beginning that are compared, at most: thousands may have the same system prompt."""
-WORTH = 16
-"""Tokens under way that one cached token outweighs. Those under way are computed side by side, a
-prompt's one after another; simulated fleets of 8 did best with 16 to 32, and with more they leave
-workers idle."""
+REQUEST_TOKENS = 128
+"""Cached tokens of a prompt that one request more at a worker outweighs; simulated fleets of 2 to
+16 did best with 64 to 256. The tokens under way do not count: clients tell how many a request may
+sample, which is mostly far more than it will, and prompts that are cached cost little."""
 MAX_EXPECTED = 2048
 """Marks of prompts that were sent to a worker, which has not told of them yet."""
 MISSED = -1
@@ -84,10 +83,9 @@ class PrefixIndex:
         policy, rule = request.place.policy, request.rule
         known = unpacked(request.place.marks)
         best = default
-        # Tokens under way, and of this prompt those to be computed; the rest is the same anywhere.
-        price = load_of(default, request) - WORTH * _cached_tokens(default, known)
+        price = REQUEST_TOKENS * len(default.requests) - _cached_tokens(default, known)
         for worker, n_cached in self._longest_first(known):
-            offer = load_of(worker, request) - WORTH * n_cached
+            offer = REQUEST_TOKENS * len(worker.requests) - n_cached
             is_free = worker.free_index >= 0 and worker.policy == policy
             if offer < price and is_free and self._context.may_serve(worker, rule):
                 best, price = worker, offer

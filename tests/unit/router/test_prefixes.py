@@ -2,12 +2,14 @@
 
 from typing import Any
 
+import pytest
+
 from rolloutbus.bus.prefix_hashes import packed
 from rolloutbus.bus.wire.codec import pack, unpack
 from rolloutbus.bus.wire.entry import Entry
 from rolloutbus.bus.wire.messages.generation import OpenSession
 from rolloutbus.bus.wire.messages.membership import Prefixes
-from rolloutbus.router.placement.prefixes import MARKS_PER_WORKER, MAX_EXPECTED, WORTH
+from rolloutbus.router.placement.prefixes import MARKS_PER_WORKER, MAX_EXPECTED, REQUEST_TOKENS
 from tests.unit.router.harness import Bus, SimClient, SimWorker
 
 PROMPT = list(range(1, 13))
@@ -28,10 +30,11 @@ def ask(client: SimClient, marks: list[int], **place: Any) -> None:  # noqa: ANN
 
 def fleet(
     n_workers: int = 4,
+    slots: int = 8,
     **facts: Any,  # noqa: ANN401 - fields of WorkerFacts
 ) -> tuple[Bus, list[SimWorker], SimClient]:
     bus = Bus()
-    workers = [bus.worker(f"w{n}", slots=8, **facts) for n in range(n_workers)]
+    workers = [bus.worker(f"w{n}", slots=slots, **facts) for n in range(n_workers)]
     return bus, workers, bus.client()
 
 
@@ -63,14 +66,16 @@ def test_a_prompt_that_nobody_has_goes_to_the_less_loaded() -> None:
     assert all(counts(workers))
 
 
-def test_load_outweighs_a_cache_when_it_is_more_tokens() -> None:
-    _, workers, client = fleet(2)
+@pytest.mark.parametrize("cost", [N_TOKENS, 100 * N_TOKENS])
+def test_requests_outweigh_a_cache_whatever_they_may_sample(cost: int) -> None:
+    _, workers, client = fleet(2, slots=64)
     tell(workers[0], PROMPT)
-    for _ in range(2):
-        ask(client, PROMPT, cost=WORTH * N_TOKENS - 100)
-    assert counts(workers) == [2, 0]
-    for _ in range(4):
-        ask(client, PROMPT, cost=WORTH * N_TOKENS // 4)
+    n_worth = N_TOKENS // REQUEST_TOKENS
+    for _ in range(n_worth):
+        ask(client, PROMPT, cost=cost)
+    assert counts(workers) == [n_worth, 0]
+    for _ in range(n_worth):
+        ask(client, PROMPT, cost=cost)
     assert counts(workers)[1] > 0
 
 
@@ -115,9 +120,7 @@ def test_a_group_begins_where_its_prompt_is_cached() -> None:
 
 
 def test_groups_with_one_beginning_are_spread_by_their_number() -> None:
-    bus = Bus()
-    workers = [bus.worker(f"w{number}", slots=64) for number in range(2)]
-    client = bus.client()
+    _, workers, client = fleet(2, slots=64)
     for worker in workers:
         tell(worker, PROMPT)
     for number in range(8):
@@ -214,7 +217,7 @@ def test_of_many_workers_with_the_same_beginning_all_get_some() -> None:
     for worker in workers:
         tell(worker, PROMPT)
     for _ in range(400):
-        ask(client, PROMPT, cost=WORTH * N_TOKENS)
+        ask(client, PROMPT)
     assert max(counts(workers)) <= 20
 
 
