@@ -101,8 +101,17 @@ def test_groups_are_spread_by_their_number_and_not_by_the_length_of_their_prompt
     client = bus.client()
     for number in range(16):
         for _ in range(4):
-            client.generate(cost=8_000 if number % 4 else 100, group=f"g{number}")
+            client.generate(cost=3_000 if number % 4 else 300, group=f"g{number}")
     assert [len(_generates(worker)) for worker in workers] == [16] * 4
+
+
+def test_sessions_with_long_contexts_are_kept_apart(seed: int) -> None:
+    bus = Bus(seed=seed)
+    workers = [bus.worker(f"w{number}", slots=100) for number in range(2)]
+    client = bus.client()
+    for number in range(5):
+        client.generate(cost=300 if number else 60_000, session=f"s{number}")
+    assert sorted(len(_generates(worker)) for worker in workers) == [1, 4]
 
 
 def test_nobody_queues_at_a_worker_while_a_slot_of_another_is_free(seed: int) -> None:

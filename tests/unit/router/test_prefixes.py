@@ -66,6 +66,23 @@ def test_a_prompt_that_nobody_has_goes_to_the_less_loaded() -> None:
     assert all(counts(workers))
 
 
+def test_a_long_beginning_that_all_share_does_not_keep_a_worker_cold() -> None:
+    _, workers, client = fleet(2, slots=100)
+    everybody = list(range(1, 32))
+    tell(workers[0], everybody)
+    for _ in range(40):
+        ask(client, everybody)
+    assert min(counts(workers)) >= 15
+
+
+def test_no_cache_is_worth_a_queue_while_another_worker_has_a_slot() -> None:
+    _, workers, client = fleet(2, slots=4)
+    tell(workers[0], PROMPT)
+    for _ in range(8):
+        ask(client, PROMPT)
+    assert counts(workers) == [4, 4]
+
+
 @pytest.mark.parametrize("cost", [N_TOKENS, 100 * N_TOKENS])
 def test_requests_outweigh_a_cache_whatever_they_may_sample(cost: int) -> None:
     _, workers, client = fleet(2, slots=64)
