@@ -37,3 +37,8 @@ class TransformersSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=Tr
     """Of the stream that seeds requests without a seed; None: from the operating system."""
     processors: dict[str, str] = msgspec.field(default_factory=dict[str, str])
     """Logit processors besides the built-in ones: name -> `package.module:factory`."""
+
+    def __post_init__(self) -> None:
+        """ValueError names settings that contradict each other."""
+        if self.report_prefixes and not self.prefix_cache:
+            raise ValueError("report_prefixes: with prefix_cache=false nothing is kept to tell of")

@@ -31,6 +31,10 @@ from rolloutbus.trainer_adapter.store.settings import StoreSettings
             {"engine": "sglang", "engine_options": {"arguments": {"attn-dp-size": 2}}},
             "engine_options: .*attn_dp_size: 2 cannot be served: .* use dp_size alone",
         ),
+        (
+            {"engine_options": {"report_prefixes": True, "prefix_cache": False}},
+            "engine_options: report_prefixes: with prefix_cache=false nothing is kept",
+        ),
         ({"engine": "sglang", "engine_options": {"arguments": {"tp": "two"}}}, "tp_size: 'two'"),
         ({"engine": "sglang", "engine_options": {"arguments": 5}}, "engine_options: .*object"),
         ({"engine": "fake", "workers": "2"}, "workers: '2': Expected `int`"),
