@@ -127,7 +127,7 @@ class _LockedSlices:
 
     @contextmanager
     def _turn(self) -> Generator[None]:
-        """For one slice, when no other one of this process has its turn; then a pause."""
+        """Wait until no other slice of this process has its turn, and end it with a pause."""
         with _turns:
             began = time.perf_counter()
             yield

@@ -13,11 +13,12 @@ from rolloutbus.router.requests.record import Request
 
 LASTING = 8
 """Workers that are compared for a session or a group, at most."""
-EACH = 8192
-"""Tokens that a request counts beside its own, where a session or a group begins. By its own alone
-a few groups with long prompts, which are computed once, keep all others off a worker: agents took
-1.07 times as long in simulated fleets. By numbers alone long contexts meet where there is no room
-for them: sessions of which a fifth had 60,000 tokens took up to 2.8 times as long."""
+REQUEST_COST = 8192
+"""Tokens that each request under way counts beside its own, where a session or a group begins. By
+their own alone a few groups with long prompts, which are computed once, keep all others off a
+worker: agents took 1.07 times as long in simulated fleets. By numbers alone long contexts meet
+where there is no room for them: sessions of which a fifth had 60,000 tokens took up to 2.8 times as
+long."""
 
 
 class LoadStage:
@@ -65,9 +66,11 @@ class LoadStage:
         count = sum(map(len, lists))
         start = int(self._chance.random() * count)
         some = (_at(lists, (start + n) % count) for n in range(min(count, LASTING)))
-        return min(
-            some, key=lambda each: EACH * len(each.requests) + each.outstanding_cost, default=None
-        )
+        return min(some, key=_lasting_load, default=None)
+
+
+def _lasting_load(worker: MemberRecord) -> int:
+    return REQUEST_COST * len(worker.requests) + worker.outstanding_cost
 
 
 def _at(lists: list[list[MemberRecord]], index: int) -> MemberRecord:

@@ -76,7 +76,7 @@ class PrefixIndex:
             self._ask_clients()
 
     def choose(self, rest: Rest, request: Request, now: float) -> MemberRecord | None:
-        """Whoever the rest chooses, unless what another has cached outweighs its load."""
+        """Take the worker that load chooses, or one whose cached prompt is worth more."""
         worker = rest(request, now)
         if worker is None or not request.place.marks:
             return worker
@@ -88,8 +88,9 @@ class PrefixIndex:
         known = unpacked(request.place.marks)
         best = default
         price = REQUEST_TOKENS * len(default.requests) - _cached_tokens(default, known)
+        most = len(default.requests) + MOST_AHEAD
         for worker, n_cached in self._longest_first(known):
-            if len(worker.requests) > len(default.requests) + MOST_AHEAD:
+            if len(worker.requests) > most:
                 continue
             if default.has_free_slot and not worker.has_free_slot:
                 continue  # a prompt is computed sooner than a generation ends

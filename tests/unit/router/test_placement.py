@@ -93,9 +93,7 @@ def test_what_will_stay_begins_where_the_load_is_least(*, is_session: bool, seed
     assert [len(_generates(worker)) for worker in workers] == [8] * 8
 
 
-def test_groups_are_spread_by_their_number_and_not_by_the_length_of_their_prompts(
-    seed: int,
-) -> None:
+def test_groups_with_long_prompts_do_not_keep_others_off_a_worker(seed: int) -> None:
     bus = Bus(seed=seed)
     workers = [bus.worker(f"w{number}", slots=100) for number in range(4)]
     client = bus.client()
