@@ -8,6 +8,7 @@ from fastapi import APIRouter, Request, Response
 
 from rolloutbus.bus.wire.errors import Refused
 from rolloutbus.bus.wire.messages.endings import Problem, bad_request
+from rolloutbus.bus.wire.messages.generation import Want
 from rolloutbus.gateway.exchange import (
     DirectRoute,
     EventStream,
@@ -19,6 +20,7 @@ from rolloutbus.gateway.exchange import (
 from rolloutbus.gateway.headers import version_headers, with_headers
 from rolloutbus.gateway.models import DEFAULT_POLICY, ModelNames
 from rolloutbus.gateway.problems import openai_error
+from rolloutbus.gateway.samples import EngineFeatures
 from rolloutbus.gateway.settings import GatewaySettings
 from rolloutbus.trainer_adapter.client.asks import GenerateOptions
 from rolloutbus.trainer_adapter.client.client import RolloutClient
@@ -39,9 +41,11 @@ class OpenAIApi:
         settings: GatewaySettings,
         tokenizer: ChatTokenizer | None,
         parsers: SglangParsers | None,
+        features: EngineFeatures,
     ) -> None:
         self._client = client
         self._settings = settings
+        self._features = features
         self._names = ModelNames(client, settings.served_names)
         self._openai = (
             OpenAIClient(
@@ -67,7 +71,7 @@ class OpenAIApi:
     async def chat(self, request: Request) -> Response:
         """`POST /v1/chat/completions`: a chat completion, whole or as server-sent events."""
         openai = self._with_tokenizer()
-        body, options = await self._asked(request)
+        body, options = await self._sampling_asked(request)
         body = {**self._settings.chat_defaults, **body}
         if body.get("stream"):
             return await self._stream(request, openai.chat_completion_stream(body, **options))
@@ -76,7 +80,7 @@ class OpenAIApi:
     async def completion(self, request: Request) -> Response:
         """`POST /v1/completions`: a completion, whole or as server-sent events."""
         openai = self._with_tokenizer()
-        body, options = await self._asked(request)
+        body, options = await self._sampling_asked(request)
         if body.get("stream"):
             return await self._stream(request, openai.completion_stream(body, **options))
         return await _whole(request, openai.completion(body, **options))
@@ -124,6 +128,12 @@ class OpenAIApi:
             }
             for name, policy in names.items()
         ]
+
+    async def _sampling_asked(self, request: Request) -> tuple[Json, GenerateOptions]:
+        body, options = await self._asked(request)
+        if not await self._features.all_have("cached_tokens"):
+            return body, options
+        return body, {**options, "want": Want(cached_tokens=True)}
 
     async def _asked(self, request: Request) -> tuple[Json, GenerateOptions]:
         """The body, and what the name of its model asks for."""

@@ -1,11 +1,13 @@
-"""Samples of several prompts at once, where an aborted one answers what it has."""
+"""Samples of several prompts at once, and whether engines can tell what is asked about them."""
 
 import asyncio
+import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, cast
 
 import msgspec
 
+from rolloutbus.bus.wire.messages.control import ServerFacts
 from rolloutbus.bus.wire.messages.generation import SamplingParams
 from rolloutbus.trainer_adapter.client.asks import GenerateOptions, ask_of, deadline_of, row_seed
 from rolloutbus.trainer_adapter.client.client import RolloutClient
@@ -20,6 +22,10 @@ OPTIONS: Mapping[str, str] = {
     "timeout": "deadline_s",
 }
 """Field of a body -> option of `RolloutClient.generate`."""
+FACTS_DEADLINE_S = 3.0
+"""How long a request waits for engines to say what they can tell."""
+ASK_AGAIN_S = 10.0
+"""Where one did not say it: requests within this time do without."""
 
 
 def options_in(body: msgspec.Struct) -> GenerateOptions:
@@ -94,3 +100,32 @@ def _rollout_in(ended: "asyncio.Future[Any]") -> Rollout:
         return rollout_in(ended.result())
     except RolloutCancelled as error:
         return error.partial
+
+
+class EngineFeatures:
+    """Features that all engines have, as `RolloutClient.server_info` tells them."""
+
+    def __init__(self, client: RolloutClient) -> None:
+        self._client = client
+        self._asking = asyncio.Lock()
+        self._common: set[str] = set()
+        self._good_until = 0.0
+        """Of `time.monotonic`; infinite once every engine has answered."""
+
+    async def all_have(self, feature: str) -> bool:
+        """Whether each engine that answers has it; False: there is none."""
+        if time.monotonic() >= self._good_until:
+            async with self._asking:  # whoever comes meanwhile shares the answer
+                if time.monotonic() >= self._good_until:
+                    await self._ask()
+        return feature in self._common
+
+    async def _ask(self) -> None:
+        result = await self._client.server_info(deadline_s=FACTS_DEADLINE_S, check=False)
+        facts = [each for each in result.by_worker.values() if isinstance(each, ServerFacts)]
+        all_named = {name for each in facts for name in each.features}
+        self._common = {name for name in all_named if all(name in each.features for each in facts)}
+        if result.silent or result.errors:
+            self._good_until = time.monotonic() + ASK_AGAIN_S
+        elif facts:
+            self._good_until = float("inf")

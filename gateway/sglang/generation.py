@@ -7,7 +7,6 @@ import numpy as np
 from fastapi import APIRouter, Request, Response
 
 from rolloutbus.bus.wire.errors import BusError, Refused
-from rolloutbus.bus.wire.messages.control import ServerFacts
 from rolloutbus.bus.wire.messages.endings import Problem, bad_request
 from rolloutbus.gateway.engine_routes import check_fields, check_query
 from rolloutbus.gateway.exchange import (
@@ -20,7 +19,7 @@ from rolloutbus.gateway.exchange import (
 )
 from rolloutbus.gateway.headers import version_headers, with_headers
 from rolloutbus.gateway.problems import openai_error
-from rolloutbus.gateway.samples import sampled
+from rolloutbus.gateway.samples import EngineFeatures, sampled
 from rolloutbus.gateway.settings import GatewaySettings
 from rolloutbus.gateway.sglang.generate_body import (
     GenerateBody,
@@ -37,8 +36,6 @@ from rolloutbus.trainer_adapter.client.client import RolloutClient
 from rolloutbus.trainer_adapter.client.core.results import Delta, Rollout, RolloutCancelled
 from rolloutbus.trainer_adapter.client.text import Tokenizer
 
-FACTS_DEADLINE_S = 3.0
-
 
 class GenerationApi:
     """Answers SGLang's requests for samples through a client of the bus."""
@@ -49,13 +46,13 @@ class GenerationApi:
         settings: GatewaySettings,
         tokenizer: Tokenizer | None,
         labels: WeightLabels,
+        features: EngineFeatures,
     ) -> None:
         self._client = client
         self._settings = settings
         self._tokenizer = tokenizer
         self._labels = labels
-        self._tells_cached: bool | None = None
-        """Engines can tell how much of a prompt they had cached; None: they were not asked."""
+        self._features = features
         self._rids: dict[str, list[str]] = {}
         """The callers' names of requests under way -> the bus's."""
         self.direct = [DirectRoute("/generate", self.generate, "POST", "PUT")]
@@ -72,7 +69,8 @@ class GenerationApi:
             raise by_body(error) from error
 
     async def _generated(self, request: Request, body: GenerateBody) -> Response:
-        prompts = prompts_of(body, self._tokenizer, tells_cached=await self._can_tell_cached())
+        tells_cached = await self._features.all_have("cached_tokens")
+        prompts = prompts_of(body, self._tokenizer, tells_cached=tells_cached)
         if body.stream:
             if prompts.is_batch:
                 message = "a stream is of one sample: send one prompt, with n = 1"
@@ -143,17 +141,6 @@ class GenerationApi:
             None if newest is None else self._labels.label_of(policy, newest)
         )
         return reply
-
-    async def _can_tell_cached(self) -> bool:
-        """Whether every engine can; asked until all have answered."""
-        if self._tells_cached is not None:
-            return self._tells_cached
-        result = await self._client.server_info(deadline_s=FACTS_DEADLINE_S, check=False)
-        facts = [each for each in result.by_worker.values() if isinstance(each, ServerFacts)]
-        can = bool(facts) and all("cached_tokens" in each.features for each in facts)
-        if facts and not result.silent and not result.errors:
-            self._tells_cached = can
-        return can
 
     async def abort_request(self, request: Request) -> Response:
         """`POST /abort_request`: ends requests of this gateway; they answer what they have."""

@@ -93,6 +93,29 @@ async def test_openais_package_chats(user: openai.AsyncOpenAI) -> None:
     assert len(logprobs.content) == 5
 
 
+async def test_usage_tells_how_much_of_a_prompt_was_cached(user: openai.AsyncOpenAI) -> None:
+    session = {"session_id": "tells-what-was-cached"}
+    chats = [
+        await user.chat.completions.create(
+            model="tiny", messages=says("hello"), max_tokens=3, extra_body=session
+        )
+        for _ in range(2)
+    ]
+    stream = await user.completions.create(
+        model="tiny",
+        prompt="hello",
+        max_tokens=3,
+        extra_body=session,
+        stream=True,
+        stream_options={"include_usage": True},
+    )
+    chunks = [chunk async for chunk in stream]
+    for told in (chats[-1], chunks[-1]):
+        usage = told.model_dump()["usage"]
+        assert 0 <= usage["prompt_tokens_details"]["cached_tokens"] <= usage["prompt_tokens"]
+    assert chats[-1].model_dump()["usage"]["prompt_tokens_details"]["cached_tokens"] > 0
+
+
 async def test_logprobs_may_tell_tokens_by_their_ids(
     user: openai.AsyncOpenAI, reciting: tuple[Path, PreTrainedTokenizerFast]
 ) -> None:

@@ -74,15 +74,25 @@ def extras_of(rollout: Rollout, *, has_tokens: bool) -> Json:
 
 
 def usage_of(rollouts: Sequence[Rollout], n_prompts: int = 1) -> Json:
-    """Tokens; each prompt counts once."""
+    """Tokens; each prompt counts once, and what was cached of it if its engine told."""
     step = max(len(rollouts) // n_prompts, 1)
-    n_prompt = sum(rollout.n_prompt_tokens for rollout in rollouts[::step])
+    firsts = rollouts[::step]
+    n_prompt = sum(rollout.n_prompt_tokens for rollout in firsts)
     n_new = sum(len(rollout.tokens) for rollout in rollouts)
-    return {
+    usage: Json = {
         "prompt_tokens": n_prompt,
         "completion_tokens": n_new,
         "total_tokens": n_prompt + n_new,
     }
+    cached = [_n_cached(rollout) for rollout in firsts if "cached_tokens" in rollout.arrays]
+    if firsts and len(cached) == len(firsts):
+        usage["prompt_tokens_details"] = {"cached_tokens": sum(cached)}
+    return usage
+
+
+def _n_cached(rollout: Rollout) -> int:
+    # An attempt that went on where another one ended may have found tokens of the answer, too.
+    return min(int(rollout.arrays["cached_tokens"][0]), rollout.n_prompt_tokens)
 
 
 def chat_logprobs(

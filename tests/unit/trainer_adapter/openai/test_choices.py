@@ -2,6 +2,7 @@
 
 import json
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -55,3 +56,15 @@ def test_the_likeliest_stand_beside_their_own_token(rollout: Rollout) -> None:
 def test_a_prompt_is_counted_once_for_all_its_choices(rollout: Rollout) -> None:
     usage = usage_of([rollout] * 6, n_prompts=2)
     assert usage == {"prompt_tokens": 8, "completion_tokens": 12, "total_tokens": 20}
+
+
+def test_what_was_cached_of_a_prompt_is_told_if_every_engine_told(rollout: Rollout) -> None:
+    def having(n_cached: int) -> Rollout:
+        arrays = {**rollout.arrays, "cached_tokens": np.array([n_cached], np.int32)}
+        return replace(rollout, arrays=arrays)
+
+    usage = usage_of([having(3), having(4), having(1), having(4)], n_prompts=2)
+    assert usage["prompt_tokens_details"] == {"cached_tokens": 4}
+    # The attempt that ended had found four tokens of the prompt, and five of the answer.
+    assert usage_of([having(9)])["prompt_tokens_details"] == {"cached_tokens": 4}
+    assert "prompt_tokens_details" not in usage_of([having(3), rollout], n_prompts=2)
