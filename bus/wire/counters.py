@@ -31,7 +31,7 @@ ROUTER_COUNTERS: Mapping[str, str] = {
     "places_moved": "Open sessions that got a place at another worker.",
     "policies_aborted": "Times that a trainer stopped the requests of all clients for a policy.",
     "poisoned": "Requests that are never sent again because they kill engines.",
-    "prefix_affinity": "Requests placed at a worker because it had their beginning cached.",
+    "prefix_affinity": "Requests that a cached beginning sent elsewhere than load alone would.",
     "prefix_gaps": "News about cached prefixes that a worker sent and that did not arrive.",
     "prefixes_not_kept": "Cached prefixes that the router had no room to note.",
     "rejected": "Messages that another router holds the fleet.",

@@ -118,7 +118,9 @@ def report(found: FleetStatus) -> Group:
     is_shared = len({each.policy for each in found.workers}) > 1
     for name in ("worker", "state", *(["policy"] if is_shared else []), "engine"):
         table.add_column(name)
-    for name in ("version", "running", "tokens", "heartbeat", "stall", "pid"):
+    has_prefixes = any(each.n_marks for each in found.workers)
+    numbers = ("version", "running", "tokens", *(["prefixes"] if has_prefixes else []))
+    for name in (*numbers, "heartbeat", "stall", "pid"):
         table.add_column(name, justify="right")
     # w10 comes after w9.
     for each in sorted(found.workers, key=by_name):
@@ -130,6 +132,7 @@ def report(found: FleetStatus) -> Group:
             str(each.version),
             f"{each.n_running}/{each.slots}",
             f"{each.n_tokens:,}",
+            *([f"{each.n_marks:,}"] if has_prefixes else []),
             f"{each.beat_age_ms} ms",
             f"{each.stalled_ms:.1f} ms",
             str(each.pid),

@@ -2,8 +2,10 @@
 
 from typing import Literal
 
+import msgspec
 import pytest
 import typer
+from rich.console import Console
 
 from rolloutbus.bus.wire.messages.control import FleetStatus, StoreStatus, WorkerStatus
 from rolloutbus.bus.wire.messages.weights import UpdateStatus
@@ -50,6 +52,19 @@ def test_a_probe_fails_with_the_reason(
         probe(_found(absent=absent), name, as_json=True)
     assert ended.value.exit_code == 1
     assert capsys.readouterr().err == why
+
+
+def test_cached_beginnings_have_a_column_where_workers_tell_of_them() -> None:
+    def words(n_marks: int) -> list[str]:
+        quiet = _found()
+        workers = [msgspec.structs.replace(quiet.workers[0], n_marks=n_marks)]
+        console = Console(width=200)
+        with console.capture() as shown:
+            console.print(report(msgspec.structs.replace(quiet, workers=workers)))
+        return shown.get().split()
+
+    assert "prefixes" not in words(0)
+    assert {"prefixes", "1,234"} <= set(words(1234))
 
 
 def _lines(
