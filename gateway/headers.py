@@ -71,16 +71,18 @@ def with_headers(request: Request, body: Json) -> Json:
     if sent.isdisjoint(_READERS):
         return body
     said: Json = {}
-    for header, (field, read) in _READERS.items():
-        value = header_in(request.scope, header)
-        if value is None:
+    sayer = dict.fromkeys(body, "the body")
+    for header, value in request.scope["headers"]:
+        if header not in _READERS:
             continue
+        field, read = _READERS[header]
         before = said.get(field, body.get(field))
-        said[field] = read(value)
+        said[field] = read(value.decode("latin-1"))
+        name = f"the header {header.decode()}"
         if before not in (None, said[field]):
-            name = header.decode()
-            message = f"the header {name} and another {field} differ; leave one out"
+            message = f"{name} and {sayer[field]} say different things; leave one out"
             raise Refused(bad_request(field, message))
+        sayer[field] = name
     return {**body, **said}
 
 
