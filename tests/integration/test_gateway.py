@@ -95,9 +95,10 @@ async def test_openais_package_chats(user: openai.AsyncOpenAI) -> None:
 
 async def test_usage_tells_how_much_of_a_prompt_was_cached(user: openai.AsyncOpenAI) -> None:
     session = {"session_id": "tells-what-was-cached"}
+    long = says("hello " * 64)
     chats = [
         await user.chat.completions.create(
-            model="tiny", messages=says("hello"), max_tokens=3, extra_body=session
+            model="tiny", messages=long, max_tokens=3, extra_body=session
         )
         for _ in range(2)
     ]
