@@ -95,11 +95,16 @@ def gateway_app(
     return app
 
 
-async def _on_bus_error(_: Request, error: Exception) -> Response:
-    assert isinstance(error, BusError), "it is registered for these"
+def error_response(error: BusError) -> Response:
+    """An error of the bus as HTTP."""
     response = as_json(openai_error(error), status_of(error))
     response.headers.update(headers_of(error))
     return response
+
+
+async def _on_bus_error(_: Request, error: Exception) -> Response:
+    assert isinstance(error, BusError), "it is registered for these"
+    return error_response(error)
 
 
 async def _on_too_large(_: Request, error: Exception) -> Response:

@@ -7,6 +7,7 @@ from typing import Any
 import msgspec
 
 from rolloutbus.bus.wire.errors import (
+    ActorStopped,
     BusError,
     DeadlineExceeded,
     DeliveryError,
@@ -59,6 +60,7 @@ AGAIN_S = 1
 REASON = "x-error-message"
 MAX_REASON = 500
 """Characters of it in a header."""
+ENDING = "this gateway ends, and what became of the request is not known; ask another gateway"
 SHORT_OF_ROOM = frozenset({HTTPStatus.TOO_MANY_REQUESTS, HTTPStatus.SERVICE_UNAVAILABLE})
 
 
@@ -75,7 +77,7 @@ def status_of(error: BusError) -> HTTPStatus:
             return found.pop() if is_one else HTTPStatus.INTERNAL_SERVER_ERROR
         case MailboxFull():
             return HTTPStatus.TOO_MANY_REQUESTS
-        case DeliveryError():
+        case DeliveryError() | ActorStopped():
             return HTTPStatus.SERVICE_UNAVAILABLE
         case _:
             return HTTPStatus.INTERNAL_SERVER_ERROR
@@ -114,9 +116,10 @@ def with_field_of(names: Mapping[str, str], error: BusError) -> BusError:
 def openai_error(error: BusError) -> dict[str, Any]:
     """Body of the response, in OpenAI's shape; `param` is the wrong field, `code` the bus's."""
     is_request = isinstance(error, RequestError)
+    message = error.problem.message if is_request else str(error)
     return error_body(
         status_of(error),
-        error.problem.message if is_request else str(error),
+        ENDING if isinstance(error, ActorStopped) else message,
         param=error.field if is_request else "",
         code=error.code if is_request else "",
     )

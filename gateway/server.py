@@ -6,18 +6,18 @@ import math
 import os
 import socket
 from collections.abc import Awaitable, Callable, Generator, Sequence
-from contextlib import AsyncExitStack, closing, contextmanager, suppress
+from contextlib import AsyncExitStack, closing, contextmanager
 from ipaddress import ip_address
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
 import uvicorn
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from rolloutbus.bus.actor.json_log import json_log_of
 from rolloutbus.bus.actor.tracing import tracer_of
-from rolloutbus.bus.wire.errors import SettingsError
-from rolloutbus.gateway.app import gateway_app
+from rolloutbus.bus.wire.errors import ActorStopped, SettingsError
+from rolloutbus.gateway.app import error_response, gateway_app
 from rolloutbus.gateway.keys.http_keys import HttpKey, read_http_keys
 from rolloutbus.gateway.keys.keyed_app import Holder, KeyedApp
 from rolloutbus.gateway.keys.keyless_app import KeylessApp
@@ -207,7 +207,7 @@ async def run_gateway(settings: GatewaySettings, on_ready: Callable[[str], None]
     async with AsyncExitStack() as stack:
         stack.enter_context(closing(bound))
         await serve(
-            CountTraffic(await fronts.connected(stack), fronts.traffic, log),
+            CountTraffic(_answered_at_the_end(await fronts.connected(stack)), fronts.traffic, log),
             bound,
             lambda: on_ready(address_of(bound)),
             fronts.pages.ending.set,
@@ -236,7 +236,7 @@ async def serve(
         drain_s: how long requests under way may take then.
     """
     config = uvicorn.Config(
-        _cut_off_quietly(app),
+        app,
         lifespan="off",
         log_level="warning",
         access_log=False,
@@ -256,12 +256,26 @@ async def serve(
         await serving
 
 
-def _cut_off_quietly(app: ASGIApp) -> ASGIApp:
-    """Returns `app`; a request that is cut off at the end of the server logs no traceback."""
+def _answered_at_the_end(app: ASGIApp) -> ASGIApp:
+    """Returns `app`; a request that is cut off at the end of the server is told so, if it can be.
+
+    Its reader is too slow, or the fleet does not answer any more.
+    """
 
     async def answer(scope: Scope, receive: Receive, send: Send) -> None:
-        with suppress(asyncio.CancelledError):  # the server alone cancels: its reader is too slow
-            await app(scope, receive, send)
+        has_begun = False
+
+        async def note(message: Message) -> None:
+            nonlocal has_begun
+            has_begun = True
+            await send(message)
+
+        try:
+            await app(scope, receive, note)
+        except asyncio.CancelledError:  # the server alone cancels
+            if not has_begun:
+                ended = error_response(ActorStopped("the gateway ended", outcome="unknown"))
+                await ended(scope, receive, send)
 
     return answer
 

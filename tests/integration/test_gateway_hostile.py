@@ -2,7 +2,9 @@
 
 import asyncio
 import json
+import os
 import random
+import signal
 import socket
 from collections import Counter
 from collections.abc import AsyncIterator, Callable
@@ -116,3 +118,23 @@ async def test_a_refused_prompt_ends_its_batch_and_does_not_wait_for_the_others(
         assert refused.status == 400
         assert "exceed the engine's context" in refused.json["error"]["message"]
         await status_when(client, lambda status: status.n_running + status.n_queued == 0)
+
+
+async def test_who_asks_a_gateway_that_ends_without_its_fleet_is_sent_elsewhere(
+    fleet: Fleet, client: RolloutClient, token_limit: TokenLimit
+) -> None:
+    sampling = {"max_new_tokens": ENDLESS, "ignore_eos": True}
+    body = {"input_ids": [1], "sampling_params": sampling}
+    with token_limit.at(1):
+        async with gateway("--address", fleet.address, "--drain", "0") as ending:
+            asking = asyncio.create_task(ending.ask("POST", "/generate", body))
+            await status_when(client, lambda status: status.n_running == 1)
+            os.kill(fleet.pids["router"], signal.SIGSTOP)
+            try:
+                ending.process.send_signal(signal.SIGTERM)
+                reply = await asking
+            finally:
+                os.kill(fleet.pids["router"], signal.SIGCONT)
+    assert reply.status == 503
+    assert reply.headers["content-type"] == "application/json"
+    assert "ask another gateway" in reply.json["error"]["message"]
