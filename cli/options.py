@@ -276,19 +276,26 @@ def example(text: str) -> str:
     return f"Example: {text}"
 
 
+_JSON_OF = {"True": "true", "False": "false", "None": "null"}
+"""Python's word -> JSON's."""
+
+
 def parse_engine_options(
     options: list[str] | None, param_hint: str = "--engine-option"
 ) -> dict[str, Any]:
     """`["slots=64", "device=cpu"]` -> `{"slots": 64, "device": "cpu"}`.
 
     Raises:
-        typer.BadParameter: one has no `=`.
+        typer.BadParameter: one has no `=`, or a value as Python writes it.
     """
     parsed: dict[str, Any] = {}
     for option in options or []:
         name, equals, value = option.partition("=")
         if not name or not equals:
             raise typer.BadParameter(f"{option!r} is not NAME=VALUE", param_hint=param_hint)
+        if value in _JSON_OF:
+            message = f"{name}: values are JSON: write {name}={_JSON_OF[value]}"
+            raise typer.BadParameter(message, param_hint=param_hint)
         parsed[name] = _value(value)
     return parsed
 

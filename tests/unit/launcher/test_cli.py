@@ -124,6 +124,7 @@ def test_help_of_an_option_names_no_option_that_the_command_lacks(command: str) 
         ("status --interval 2", 2, "error: --interval needs --watch"),
         ("status --address localhost:1", 2, "an endpoint begins with its transport, e.g. tcp://l"),
         ("up --engine fake -e slots=x", 2, "error: engine_options: slots: Expected `int`, got `st"),
+        ("up --engine fake -e grammar=True", 2, "values are JSON: write grammar=true"),
         ("status", 3, "start one with `rolloutbus up`, or say --address\n"),
         ("scale -n 3", 3, "start one with `rolloutbus up`\n"),
         (f"status --key {UNKNOWABLE}/a.key", 2, "File name too long"),
