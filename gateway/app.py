@@ -15,7 +15,7 @@ from rolloutbus.gateway.metrics_api import MetricsApi
 from rolloutbus.gateway.openai_api import OpenAIApi
 from rolloutbus.gateway.problems import error_body, headers_of, openai_error, status_of
 from rolloutbus.gateway.repeats import OncePerRequestId
-from rolloutbus.gateway.samples import EngineFeatures
+from rolloutbus.gateway.samples import CachedTokens
 from rolloutbus.gateway.settings import GatewaySettings
 from rolloutbus.gateway.sglang.adapters import AdaptersApi
 from rolloutbus.gateway.sglang.control import ControlApi
@@ -66,9 +66,9 @@ def gateway_app(
     metrics = MetricsApi(client, traffic or Traffic())
     if not settings.only_metrics:
         labels = labels or WeightLabels()
-        features = EngineFeatures(client)
-        openai = OpenAIApi(client, settings, tokenizer, parsers, features)
-        generation = GenerationApi(client, settings, tokenizer, labels, features)
+        cached = CachedTokens(client)
+        openai = OpenAIApi(client, settings, tokenizer, parsers, cached)
+        generation = GenerationApi(client, settings, tokenizer, labels, cached)
         skyrl = SkyRLApi(client, settings, tokenizer, groups)
         # Routes are tried in order: those that are asked most come first.
         app.router.routes[:0] = [*generation.direct, *openai.direct, *skyrl.direct]

@@ -20,7 +20,7 @@ from rolloutbus.gateway.exchange import (
 from rolloutbus.gateway.headers import version_headers, with_headers
 from rolloutbus.gateway.models import DEFAULT_POLICY, ModelNames
 from rolloutbus.gateway.problems import openai_error
-from rolloutbus.gateway.samples import EngineFeatures
+from rolloutbus.gateway.samples import CachedTokens
 from rolloutbus.gateway.settings import GatewaySettings
 from rolloutbus.trainer_adapter.client.asks import GenerateOptions
 from rolloutbus.trainer_adapter.client.client import RolloutClient
@@ -41,11 +41,11 @@ class OpenAIApi:
         settings: GatewaySettings,
         tokenizer: ChatTokenizer | None,
         parsers: SglangParsers | None,
-        features: EngineFeatures,
+        cached: CachedTokens,
     ) -> None:
         self._client = client
         self._settings = settings
-        self._features = features
+        self._cached = cached
         self._names = ModelNames(client, settings.served_names)
         self._openai = (
             OpenAIClient(
@@ -71,19 +71,17 @@ class OpenAIApi:
     async def chat(self, request: Request) -> Response:
         """`POST /v1/chat/completions`: a chat completion, whole or as server-sent events."""
         openai = self._with_tokenizer()
-        body, options = await self._sampling_asked(request)
+        body, options = await self._asked(request)
         body = {**self._settings.chat_defaults, **body}
-        if body.get("stream"):
-            return await self._stream(request, openai.chat_completion_stream(body, **options))
-        return await _whole(request, openai.chat_completion(body, **options))
+        whole, pieces = openai.chat_completion, openai.chat_completion_stream
+        return await self._answered(request, whole, pieces, body, options)
 
     async def completion(self, request: Request) -> Response:
         """`POST /v1/completions`: a completion, whole or as server-sent events."""
         openai = self._with_tokenizer()
-        body, options = await self._sampling_asked(request)
-        if body.get("stream"):
-            return await self._stream(request, openai.completion_stream(body, **options))
-        return await _whole(request, openai.completion(body, **options))
+        body, options = await self._asked(request)
+        whole, pieces = openai.completion, openai.completion_stream
+        return await self._answered(request, whole, pieces, body, options)
 
     async def embeddings(self, request: Request) -> Response:
         """`POST /v1/embeddings`: one vector for each input."""
@@ -129,12 +127,6 @@ class OpenAIApi:
             for name, policy in names.items()
         ]
 
-    async def _sampling_asked(self, request: Request) -> tuple[Json, GenerateOptions]:
-        body, options = await self._asked(request)
-        if not await self._features.all_have("cached_tokens"):
-            return body, options
-        return body, {**options, "want": Want(cached_tokens=True)}
-
     async def _asked(self, request: Request) -> tuple[Json, GenerateOptions]:
         """The body, and what the name of its model asks for."""
         body = with_headers(request, await body_of(request, self._settings.max_body_bytes))
@@ -148,8 +140,21 @@ class OpenAIApi:
                 raise Refused(bad_request(field, message))
         return body, options
 
-    async def _stream(self, request: Request, events: AsyncGenerator[Json]) -> Response:
-        return await EventStream.of(request, events, openai_error)
+    async def _answered(
+        self,
+        request: Request,
+        whole: Callable[..., Awaitable[Json]],
+        pieces: Callable[..., AsyncGenerator[Json]],
+        body: Json,
+        options: GenerateOptions,
+    ) -> Response:
+        async def ask(want: Want) -> Response:
+            wanting: GenerateOptions = {**options, "want": want}
+            if body.get("stream"):
+                return await EventStream.of(request, pieces(body, **wanting), openai_error)
+            return await _whole(request, whole(body, **wanting))
+
+        return await self._cached.told(ask)
 
     def _with_tokenizer(self) -> OpenAIClient:
         if self._openai is None:

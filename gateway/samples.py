@@ -1,14 +1,16 @@
 """Samples of several prompts at once, and whether engines can tell what is asked about them."""
 
 import asyncio
+import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, cast
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Any, TypeVar, cast
 
 import msgspec
 
+from rolloutbus.bus.wire.errors import BusError, RequestError
 from rolloutbus.bus.wire.messages.control import ServerFacts
-from rolloutbus.bus.wire.messages.generation import SamplingParams
+from rolloutbus.bus.wire.messages.generation import SamplingParams, Want
 from rolloutbus.trainer_adapter.client.asks import GenerateOptions, ask_of, deadline_of, row_seed
 from rolloutbus.trainer_adapter.client.client import RolloutClient
 from rolloutbus.trainer_adapter.client.core.results import Rollout, RolloutCancelled, rollout_in
@@ -23,9 +25,10 @@ OPTIONS: Mapping[str, str] = {
 }
 """Field of a body -> option of `RolloutClient.generate`."""
 FACTS_DEADLINE_S = 3.0
-"""How long a request waits for engines to say what they can tell."""
+"""How long the first requests wait for engines to say what they can tell."""
 ASK_AGAIN_S = 10.0
-"""Where one did not say it: requests within this time do without."""
+"""Engines come and go."""
+T = TypeVar("T")
 
 
 def options_in(body: msgspec.Struct) -> GenerateOptions:
@@ -102,30 +105,50 @@ def _rollout_in(ended: "asyncio.Future[Any]") -> Rollout:
         return error.partial
 
 
-class EngineFeatures:
-    """Features that all engines have, as `RolloutClient.server_info` tells them."""
+class CachedTokens:
+    """Whether engines can tell how much of a prompt they had cached; asked of them now and then."""
 
     def __init__(self, client: RolloutClient) -> None:
         self._client = client
-        self._asking = asyncio.Lock()
-        self._common: set[str] = set()
-        self._good_until = 0.0
-        """Of `time.monotonic`; infinite once every engine has answered."""
+        self._can_be_told: bool | None = None
+        """None: nobody has been asked."""
+        self._asking: asyncio.Task[None] | None = None
+        self._ask_at = 0.0
+        """Of `time.monotonic`."""
 
-    async def all_have(self, feature: str) -> bool:
-        """Whether each engine that answers has it; False: there is none."""
-        if time.monotonic() >= self._good_until:
-            async with self._asking:  # whoever comes meanwhile shares the answer
-                if time.monotonic() >= self._good_until:
-                    await self._ask()
-        return feature in self._common
+    async def told(self, ask: Callable[[Want], Awaitable[T]]) -> T:
+        """Returns what `ask` does, which is given what to want.
+
+        It is asked once more, without, if an engine that came meanwhile refuses to tell them.
+        """
+        want = Want(cached_tokens=await self._may_be_wanted())
+        try:
+            return await ask(want)
+        except RequestError as error:  # a worker that runs it has a say, too
+            if not want.cached_tokens or error.field != "want.cached_tokens":
+                raise
+        self._can_be_told = False
+        return await ask(Want())
+
+    async def _may_be_wanted(self) -> bool:
+        if self._asking is None and time.monotonic() >= self._ask_at:
+            self._asking = asyncio.create_task(self._ask())
+        if self._can_be_told is None and self._asking is not None:
+            await asyncio.wait({self._asking})  # all who come before the first answer share it
+        return bool(self._can_be_told)
 
     async def _ask(self) -> None:
-        result = await self._client.server_info(deadline_s=FACTS_DEADLINE_S, check=False)
-        facts = [each for each in result.by_worker.values() if isinstance(each, ServerFacts)]
-        all_named = {name for each in facts for name in each.features}
-        self._common = {name for name in all_named if all(name in each.features for each in facts)}
-        if result.silent or result.errors:
-            self._good_until = time.monotonic() + ASK_AGAIN_S
-        elif facts:
-            self._good_until = float("inf")
+        can = False
+        try:
+            result = await self._client.server_info(deadline_s=FACTS_DEADLINE_S, check=False)
+            facts = [each for each in result.by_worker.values() if isinstance(each, ServerFacts)]
+            can = bool(facts) and all("cached_tokens" in each.features for each in facts)
+        except BusError as error:
+            _log.info("engines do not say whether they tell cached tokens: %s", error)
+        finally:
+            self._can_be_told = can
+            self._ask_at = time.monotonic() + ASK_AGAIN_S
+            self._asking = None
+
+
+_log = logging.getLogger(__name__)

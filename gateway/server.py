@@ -6,7 +6,7 @@ import math
 import os
 import socket
 from collections.abc import Awaitable, Callable, Generator, Sequence
-from contextlib import AsyncExitStack, closing, contextmanager
+from contextlib import AsyncExitStack, closing, contextmanager, suppress
 from ipaddress import ip_address
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
@@ -275,9 +275,20 @@ def _answered_at_the_end(app: ASGIApp) -> ASGIApp:
         except asyncio.CancelledError:  # the server alone cancels
             if not has_begun:
                 ended = error_response(ActorStopped("the gateway ended", outcome="unknown"))
-                await ended(scope, receive, send)
+                _run_at_once(ended(scope, receive, send))
 
     return answer
+
+
+def _run_at_once(work: Awaitable[None]) -> None:
+    """Run a coroutine, or as much of it as need not wait.
+
+    A reader who takes nothing keeps whoever sends waiting, and at the end nobody would cancel that.
+    """
+    steps = work.__await__()
+    with suppress(StopIteration):
+        next(steps)
+        steps.close()
 
 
 class _Server(uvicorn.Server):

@@ -2,12 +2,14 @@
 
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
+from functools import partial
 
 import numpy as np
 from fastapi import APIRouter, Request, Response
 
 from rolloutbus.bus.wire.errors import BusError, Refused
 from rolloutbus.bus.wire.messages.endings import Problem, bad_request
+from rolloutbus.bus.wire.messages.generation import Want
 from rolloutbus.gateway.engine_routes import check_fields, check_query
 from rolloutbus.gateway.exchange import (
     DirectRoute,
@@ -19,7 +21,7 @@ from rolloutbus.gateway.exchange import (
 )
 from rolloutbus.gateway.headers import version_headers, with_headers
 from rolloutbus.gateway.problems import openai_error
-from rolloutbus.gateway.samples import EngineFeatures, sampled
+from rolloutbus.gateway.samples import CachedTokens, sampled
 from rolloutbus.gateway.settings import GatewaySettings
 from rolloutbus.gateway.sglang.generate_body import (
     GenerateBody,
@@ -46,13 +48,13 @@ class GenerationApi:
         settings: GatewaySettings,
         tokenizer: Tokenizer | None,
         labels: WeightLabels,
-        features: EngineFeatures,
+        cached: CachedTokens,
     ) -> None:
         self._client = client
         self._settings = settings
         self._tokenizer = tokenizer
         self._labels = labels
-        self._features = features
+        self._cached = cached
         self._rids: dict[str, list[str]] = {}
         """The callers' names of requests under way -> the bus's."""
         self.direct = [DirectRoute("/generate", self.generate, "POST", "PUT")]
@@ -64,13 +66,12 @@ class GenerationApi:
         fields = await body_of(request, self._settings.max_body_bytes)
         body = generate_body(with_headers(request, fields))
         try:
-            return await self._generated(request, body)
+            return await self._cached.told(partial(self._generated, request, body))
         except BusError as error:
             raise by_body(error) from error
 
-    async def _generated(self, request: Request, body: GenerateBody) -> Response:
-        tells_cached = await self._features.all_have("cached_tokens")
-        prompts = prompts_of(body, self._tokenizer, tells_cached=tells_cached)
+    async def _generated(self, request: Request, body: GenerateBody, want: Want) -> Response:
+        prompts = prompts_of(body, self._tokenizer, tells_cached=want.cached_tokens)
         if body.stream:
             if prompts.is_batch:
                 message = "a stream is of one sample: send one prompt, with n = 1"

@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import os
 import random
+import signal
 import socket
 import sys
 from asyncio.subprocess import Process
@@ -12,6 +13,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Literal, TypeVar, Unpack
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -314,3 +316,34 @@ async def recorded(fleet: Fleet, journal: Path) -> AsyncGenerator[None]:
         await recorder.caught_up(DEADLINE_S)
         yield
         await recorder.caught_up(DEADLINE_S)
+
+
+@asynccontextmanager
+async def another_worker(
+    fleet: Fleet, client: RolloutClient, name: str, **settings: object
+) -> AsyncGenerator[None]:
+    """A worker that takes requests beside those of a fleet; `settings` of `WorkerSettings`.
+
+    Its operator lets it read no files.
+    """
+    described = {"name": name, "router": fleet.backend, "lease": PATIENT, **settings}
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "rolloutbus.engine_worker"),
+        f"--settings-json={msgspec.json.encode(described).decode()}",
+        stdout=asyncio.subprocess.DEVNULL,
+        env=environment(),
+    )
+    try:
+        await status_when(
+            client,
+            lambda status: (
+                all(not each.blocked_by for each in status.workers)
+                and worker_in(status, name) is not None
+            ),
+            START_S,
+        )
+        yield
+    finally:
+        process.send_signal(signal.SIGTERM)
+        await asyncio.wait_for(process.wait(), DEADLINE_S)
+    await status_when(client, lambda status: worker_in(status, name) is None)

@@ -21,7 +21,7 @@ from rolloutbus import Fleet, RolloutClient, SamplingParams, up
 from rolloutbus.errors import SettingsError
 from rolloutbus.launcher.settings import UpOptions
 from tests.integration.gateway_process import Gateway, gateway
-from tests.integration.live_fleet import DEADLINE_S, status_when
+from tests.integration.live_fleet import DEADLINE_S, another_worker, status_when
 from tests.integration.reciting_model import LINES, UNDER_WAY, save_reciting_model
 
 pytestmark = [
@@ -115,6 +115,20 @@ async def test_usage_tells_how_much_of_a_prompt_was_cached(user: openai.AsyncOpe
         usage = told.model_dump()["usage"]
         assert 0 <= usage["prompt_tokens_details"]["cached_tokens"] <= usage["prompt_tokens"]
     assert chats[-1].model_dump()["usage"]["prompt_tokens_details"]["cached_tokens"] > 0
+
+
+async def test_an_engine_that_cannot_tell_what_was_cached_serves_who_did_not_ask(
+    fleet: Fleet, client: RolloutClient, served: Gateway
+) -> None:
+    completion = {"model": "tiny", "prompt": "hello", "max_tokens": 3}
+    sampling = {"input_ids": [1], "sampling_params": {"max_new_tokens": 3}}
+    asks = [("/v1/completions", completion), ("/generate", sampling)] * 8
+    asks.append(("/v1/completions", {**completion, "stream": True}))
+    first = await served.ask("POST", *asks[0])
+    assert "prompt_tokens_details" in first.json["usage"]
+    async with another_worker(fleet, client, "bare", engine="fake"):
+        replies = await asyncio.gather(*(served.ask("POST", *each) for each in asks))
+    assert [each.status for each in replies] == [200] * len(asks), replies
 
 
 async def test_logprobs_may_tell_tokens_by_their_ids(

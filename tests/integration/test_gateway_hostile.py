@@ -120,6 +120,24 @@ async def test_a_refused_prompt_ends_its_batch_and_does_not_wait_for_the_others(
         await status_when(client, lambda status: status.n_running + status.n_queued == 0)
 
 
+async def test_a_reader_that_takes_nothing_keeps_no_gateway_from_its_end(fleet: Fleet) -> None:
+    many = {"max_new_tokens": 5000, "ignore_eos": True}
+    body = {"input_ids": [[1]] * 64, "return_logprob": True, "sampling_params": many}
+    large = json.dumps(body).encode()
+    head = b"POST /generate HTTP/1.1\r\nHost: 127.0.0.1\r\n"
+    first = head + f"Content-Length: {len(large)}\r\n\r\n".encode() + large
+    async with gateway("--address", fleet.address, "--drain", "0") as ending:
+        host, _, port = ending.url.removeprefix("http://").partition(":")
+        with socket.socket() as reader:
+            reader.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            reader.connect((host, int(port)))
+            reader.sendall(first + with_length(large)[:-1])  # the second one is never whole
+            assert await asyncio.to_thread(reader.recv, 1)
+            ending.process.send_signal(signal.SIGTERM)
+            async with asyncio.timeout(DEADLINE_S / 2):
+                await ending.process.wait()
+
+
 async def test_who_asks_a_gateway_that_ends_without_its_fleet_is_sent_elsewhere(
     fleet: Fleet, client: RolloutClient, token_limit: TokenLimit
 ) -> None:

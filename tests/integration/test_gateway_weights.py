@@ -3,13 +3,9 @@
 import asyncio
 import base64
 import json
-import signal
-import sys
-from collections.abc import AsyncGenerator, AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator
 from pathlib import Path
 
-import msgspec
 import pytest
 import pytest_asyncio
 import torch
@@ -17,8 +13,6 @@ from safetensors.torch import save
 
 from rolloutbus import Fleet, RolloutClient, SamplingParams, WeightPublisher, up
 from rolloutbus.bus.wire.messages.control import ServerFacts
-from rolloutbus.engine_worker.settings import WorkerSettings
-from rolloutbus.launcher.plan import environment
 from rolloutbus.launcher.settings import UpOptions
 from tests.integration.gateway_process import Gateway, Json, Reply, gateway
 from tests.integration.live_fleet import (
@@ -28,7 +22,7 @@ from tests.integration.live_fleet import (
     START_S,
     STEADY_HOST,
     Streamed,
-    status_when,
+    another_worker,
 )
 from tests.integration.trained_model import GREEDY, greedy, tensors_of, trained
 from tests.lora_adapters import random_lora
@@ -299,7 +293,8 @@ async def test_adapter_that_one_worker_cannot_load_is_kept_by_none(
     served: Gateway, fleet: Fleet, client: RolloutClient, versions: Path, tiny_model: Path
 ) -> None:
     random_lora(trained(tiny_model, 6), 2).save(versions / "adapters" / "code")
-    async with worker_without_files(fleet, client, tiny_model):
+    options = {"model": str(tiny_model), "threads": 1, "slots": 8}
+    async with another_worker(fleet, client, "blind", engine_options=options):
         body = {"lora_name": "code", "lora_path": "adapters/code"}
         for path in ("/load_lora_adapter", "/skyrl/v1/load_lora_adapter"):
             reply = await served.ask("POST", path, body)
@@ -314,39 +309,6 @@ async def adapters(client: RolloutClient) -> dict[str, set[str]]:
     return {
         name: set(each.adapters) for name, each in facts.items() if isinstance(each, ServerFacts)
     }
-
-
-@asynccontextmanager
-async def worker_without_files(
-    fleet: Fleet, client: RolloutClient, tiny_model: Path
-) -> AsyncGenerator[None]:
-    """The worker `blind`, whose operator lets it read none."""
-    settings = WorkerSettings(
-        name="blind",
-        router=fleet.backend,
-        engine_options={"model": str(tiny_model), "threads": 1, "slots": 8},
-        lease=PATIENT,
-    )
-    process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "rolloutbus.engine_worker"),
-        f"--settings-json={msgspec.json.encode(settings).decode()}",
-        stdout=asyncio.subprocess.DEVNULL,
-        env=environment(),
-    )
-    try:
-        await status_when(
-            client,
-            lambda status: (
-                all(not each.blocked_by for each in status.workers)
-                and "blind" in {each.name for each in status.workers}
-            ),
-            START_S,
-        )
-        yield
-    finally:
-        process.send_signal(signal.SIGTERM)
-        await asyncio.wait_for(process.wait(), DEADLINE_S)
-    await status_when(client, lambda status: len(status.workers) == 2)
 
 
 async def test_load_of_each_worker_and_how_workers_join(served: Gateway) -> None:
