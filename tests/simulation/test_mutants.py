@@ -25,7 +25,7 @@ FOUND_BY = {
     "short_window": 0,
     "epoch_per_boot": 3,
     "commit_record": 0,
-    "decision": 685,
+    "decision": 3985,
     "doubt": 0,
     "quarantine": 0,
     "isolation": 4,
