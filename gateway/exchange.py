@@ -12,7 +12,7 @@ from fastapi import Request, Response
 from starlette.routing import Match, Route
 from starlette.types import Receive, Scope, Send
 
-from rolloutbus.bus.wire.errors import BusError, Refused
+from rolloutbus.bus.wire.errors import ActorStopped, BusError, Refused
 from rolloutbus.bus.wire.messages.endings import Problem, bad_request
 from rolloutbus.bus.wire.near_names import nearest
 
@@ -164,8 +164,9 @@ def as_json(
 class EventStream(Response):
     """Server-sent events; leaves the source early when the HTTP client disconnects.
 
-    A source that fails ends the stream with an error event and without `[DONE]`. Make one with
-    `EventStream.of`: what fails before the first event has a status of its own.
+    A source that fails ends the stream with an error event and without `[DONE]`; so does a server
+    that ends first. Make one with `EventStream.of`: what fails before the first event has a status
+    of its own.
     """
 
     media_type = "text/event-stream"
@@ -208,13 +209,17 @@ class EventStream(Response):
 
     async def _send(self, send: Send) -> None:
         async with aclosing(self._rest) as rest, _begun(send, self) as write:
-            await write(_line(self._first))
             try:
+                await write(_line(self._first))
                 async for event in rest:
                     await write(_line(event))
             except BusError as error:
                 await write(_line(self._describe(error)))
                 return
+            except asyncio.CancelledError:  # by the server; or its reader left and takes nothing
+                ended = ActorStopped("the gateway ended", outcome="unknown")
+                run_at_once(_end(send, _line(self._describe(ended))))
+                raise
             await write(DONE)
 
 
@@ -237,4 +242,19 @@ async def _begun(
         await send({"type": "http.response.body", "body": piece, "more_body": True})
 
     yield write
-    await send({"type": "http.response.body", "body": b"", "more_body": False})
+    await _end(send, b"")
+
+
+async def _end(send: Send, piece: bytes) -> None:
+    await send({"type": "http.response.body", "body": piece, "more_body": False})
+
+
+def run_at_once(work: Awaitable[None]) -> None:
+    """Run a coroutine, or as much of it as need not wait.
+
+    A reader who takes nothing keeps whoever sends waiting, and at the end nobody would cancel that.
+    """
+    steps = work.__await__()
+    with suppress(StopIteration):
+        next(steps)
+        steps.close()

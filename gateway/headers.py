@@ -50,19 +50,21 @@ def _session(value: str) -> str:
     return value
 
 
-_READERS: Mapping[bytes, tuple[str, Callable[[str], str | float]]] = {
-    SESSION: ("session_id", _session),
-    ROUTING_KEY: ("session_id", _session),
-    DEADLINE: ("timeout", _deadline_s),
-    VERSION_POLICY: ("versions", versions_of_policy),
+_READERS: Mapping[bytes, tuple[str, tuple[type, ...], Callable[[str], str | float]]] = {
+    SESSION: ("session_id", (str,), _session),
+    ROUTING_KEY: ("session_id", (str,), _session),
+    DEADLINE: ("timeout", (int, float), _deadline_s),
+    VERSION_POLICY: ("versions", (str,), versions_of_policy),
 }
-"""Header -> field of a body that says the same, and how the value is read."""
+"""Header -> field of a body that says the same, its types, and how the value is read."""
 CHOOSING = (SESSION, ROUTING_KEY, VERSION_POLICY)
 """Those that choose who samples an answer. Who asks again may have less time left: no deadline."""
 
 
 def with_headers(request: Request, body: Json) -> Json:
     """The body, with the fields that headers say instead.
+
+    What has a wrong type in the body stays as it is: whoever reads it says so.
 
     Raises:
         Refused: a header has a wrong value, or the body says otherwise.
@@ -75,9 +77,12 @@ def with_headers(request: Request, body: Json) -> Json:
     for header, value in request.scope["headers"]:
         if header not in _READERS:
             continue
-        field, read = _READERS[header]
+        field, types, read = _READERS[header]
         before = said.get(field, body.get(field))
-        said[field] = read(value.decode("latin-1"))
+        found = read(value.decode("latin-1"))
+        if before is not None and type(before) not in types:
+            continue
+        said[field] = found
         name = f"the header {header.decode()}"
         if before not in (None, said[field]):
             message = f"{name} and {sayer[field]} say different things; leave one out"

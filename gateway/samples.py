@@ -12,8 +12,8 @@ from rolloutbus.bus.wire.errors import BusError, RequestError
 from rolloutbus.bus.wire.messages.control import ServerFacts
 from rolloutbus.bus.wire.messages.generation import SamplingParams, Want
 from rolloutbus.trainer_adapter.client.asks import GenerateOptions, ask_of, deadline_of, row_seed
-from rolloutbus.trainer_adapter.client.client import RolloutClient
-from rolloutbus.trainer_adapter.client.core.results import Rollout, RolloutCancelled, rollout_in
+from rolloutbus.trainer_adapter.client.client import RolloutClient, ended, row_in
+from rolloutbus.trainer_adapter.client.core.results import Rollout
 
 OPTIONS: Mapping[str, str] = {
     "session_id": "session",
@@ -73,16 +73,11 @@ async def sampled(
             futures.append(future)
         if on_rids is not None:
             on_rids(rids)
-        waiting = set(futures)
-        while waiting:
-            done, waiting = await asyncio.wait(waiting, return_when=asyncio.FIRST_EXCEPTION)
-            errors = [error for each in done if (error := _error_of(each)) is not None]
-            if errors:
-                raise errors[0]
+        await ended(futures, on_error="raise", on_abort="partial")
     finally:
         for rid in rids:
             connection.forget(rid)
-    return [_rollout_in(future) for future in futures]
+    return [cast("Rollout", row_in(future, "partial")) for future in futures]
 
 
 def _of_row(sampling: SamplingParams, row: int) -> SamplingParams:
@@ -90,19 +85,6 @@ def _of_row(sampling: SamplingParams, row: int) -> SamplingParams:
     if sampling.sampling_seed is None:
         return sampling
     return msgspec.structs.replace(sampling, sampling_seed=row_seed(sampling.sampling_seed, row))
-
-
-def _error_of(ended: "asyncio.Future[Any]") -> BaseException | None:
-    """What is to be raised."""
-    error = ended.exception()
-    return None if isinstance(error, RolloutCancelled) else error
-
-
-def _rollout_in(ended: "asyncio.Future[Any]") -> Rollout:
-    try:
-        return rollout_in(ended.result())
-    except RolloutCancelled as error:
-        return error.partial
 
 
 class CachedTokens:

@@ -6,7 +6,7 @@ import math
 import os
 import socket
 from collections.abc import Awaitable, Callable, Generator, Sequence
-from contextlib import AsyncExitStack, closing, contextmanager, suppress
+from contextlib import AsyncExitStack, closing, contextmanager
 from ipaddress import ip_address
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
@@ -18,6 +18,7 @@ from rolloutbus.bus.actor.json_log import json_log_of
 from rolloutbus.bus.actor.tracing import tracer_of
 from rolloutbus.bus.wire.errors import ActorStopped, SettingsError
 from rolloutbus.gateway.app import error_response, gateway_app
+from rolloutbus.gateway.exchange import run_at_once
 from rolloutbus.gateway.keys.http_keys import HttpKey, read_http_keys
 from rolloutbus.gateway.keys.keyed_app import Holder, KeyedApp
 from rolloutbus.gateway.keys.keyless_app import KeylessApp
@@ -275,20 +276,9 @@ def _answered_at_the_end(app: ASGIApp) -> ASGIApp:
         except asyncio.CancelledError:  # the server alone cancels
             if not has_begun:
                 ended = error_response(ActorStopped("the gateway ended", outcome="unknown"))
-                _run_at_once(ended(scope, receive, send))
+                run_at_once(ended(scope, receive, send))
 
     return answer
-
-
-def _run_at_once(work: Awaitable[None]) -> None:
-    """Run a coroutine, or as much of it as need not wait.
-
-    A reader who takes nothing keeps whoever sends waiting, and at the end nobody would cancel that.
-    """
-    steps = work.__await__()
-    with suppress(StopIteration):
-        next(steps)
-        steps.close()
 
 
 class _Server(uvicorn.Server):

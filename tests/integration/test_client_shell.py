@@ -209,6 +209,21 @@ async def test_a_batch_that_returns_errors_tells_each_rows_ending(
     assert [row.field for row in refused if isinstance(row, Refused)] == ["prompt", "prompt"]
 
 
+async def test_a_batch_may_keep_what_was_sampled_of_aborted_rows(
+    fleet: PretendFleet, client: RolloutClient
+) -> None:
+    few = SamplingParams(max_new_tokens=3)
+    batch = asyncio.create_task(
+        client.generate_batch([[100], [13]], few, on_abort="partial", deadline_s=DEADLINE_S)
+    )
+    await fleet.endless_began.wait()
+    await client.abort()
+    [whole], [stopped] = await batch
+    assert (whole.finish_reason, stopped.finish_reason) == ("length", "abort")
+    held = stopped.tokens.tolist()
+    assert held == list(range(13, 13 + len(held)))
+
+
 async def test_a_batch_raises_the_first_error_unless_told_otherwise(client: RolloutClient) -> None:
     with pytest.raises(Refused) as caught:
         await client.generate_batch([[100], []], SamplingParams(max_new_tokens=3))

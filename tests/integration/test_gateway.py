@@ -446,9 +446,15 @@ async def test_pause_that_aborts_ends_what_runs_here_with_what_it_has(
 ) -> None:
     body = {"text": "hello", "sampling_params": LONG}
     asked = asyncio.create_task(served.ask("POST", "/generate", body))
-    await busy(client)
+    long = {"max_tokens": UNDER_WAY, "ignore_eos": True, "temperature": 0}
+    chat = {"model": "tiny", "messages": says("hello"), "return_token_ids": True, **long}
+    chatting = asyncio.create_task(served.ask("POST", "/v1/chat/completions", chat))
+    await status_when(client, lambda status: status.n_running == 2)
     await served.ask("POST", "/pause_generation", {})
     assert (await asked).json["meta_info"]["finish_reason"] == {"type": "abort"}
+    answered = await chatting
+    assert answered.status == 200
+    assert answered.json["choices"][0]["finish_reason"] == "abort"
     await served.ask("POST", "/continue_generation", {})
     await idle(client)
 

@@ -8,6 +8,7 @@ import signal
 import socket
 from collections import Counter
 from collections.abc import AsyncIterator, Callable
+from contextlib import closing
 from typing import Any
 
 import pytest
@@ -156,3 +157,26 @@ async def test_who_asks_a_gateway_that_ends_without_its_fleet_is_sent_elsewhere(
     assert reply.status == 503
     assert reply.headers["content-type"] == "application/json"
     assert "ask another gateway" in reply.json["error"]["message"]
+
+
+async def test_a_stream_that_its_gateway_cuts_off_says_so(
+    fleet: Fleet, token_limit: TokenLimit
+) -> None:
+    sampling = {"max_new_tokens": ENDLESS, "ignore_eos": True}
+    body = {"input_ids": [1], "sampling_params": sampling, "stream": True}
+    with token_limit.at(1):
+        async with gateway("--address", fleet.address, "--drain", "0") as ending:
+            reader, writer = await ending.open("POST", "/generate", json.dumps(body).encode())
+            with closing(writer):
+                async with asyncio.timeout(DEADLINE_S):
+                    await reader.readuntil(b"data: ")
+                os.kill(fleet.pids["router"], signal.SIGSTOP)
+                try:
+                    ending.process.send_signal(signal.SIGTERM)
+                    async with asyncio.timeout(DEADLINE_S):
+                        rest = await reader.read()
+                finally:
+                    os.kill(fleet.pids["router"], signal.SIGCONT)
+    assert b'"error":{"message":"this gateway ends, and what became' in rest
+    assert b"[DONE]" not in rest
+    assert rest.endswith(b"\r\n0\r\n\r\n")  # the answer is whole

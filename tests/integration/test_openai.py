@@ -143,6 +143,32 @@ async def test_to_leave_a_stream_ends_its_requests(
     await status_when(client, lambda status: status.n_running + status.n_queued == 0)
 
 
+async def test_what_is_aborted_answers_what_it_has(
+    openai: OpenAIClient,
+    client: RolloutClient,
+    reciting: tuple[Path, PreTrainedTokenizerFast],
+) -> None:
+    body = chat("hello", ignore_eos=True, max_tokens=UNDER_WAY, n=2, return_token_ids=True)
+    whole = asyncio.create_task(openai.chat_completion(body))
+    chunks = openai.chat_completion_stream(body)
+    told: list[dict[str, Any]] = []
+    while not any(choice["delta"].get("content") for choice in told):
+        told += (await anext(chunks))["choices"]
+    await status_when(client, lambda status: status.n_running == 4)
+    await client.abort()
+    told += [choice for chunk in [each async for each in chunks] for choice in chunk["choices"]]
+
+    for choice in (await whole)["choices"]:
+        assert choice["finish_reason"] == "abort"
+        assert len(choice["token_ids"]) == sum(n for _, n in choice["weight_versions"])
+    for index in range(2):
+        mine = [choice for choice in told if choice["index"] == index]
+        assert [each["finish_reason"] for each in mine] == [None] * (len(mine) - 1) + ["abort"]
+        text = "".join(each["delta"].get("content", "") for each in mine)
+        held = reciting[1].decode(mine[-1]["token_ids"], skip_special_tokens=True)
+        assert text == held
+
+
 async def test_token_ids_and_logprobs_are_those_of_the_rollout(
     openai: OpenAIClient, client: RolloutClient
 ) -> None:

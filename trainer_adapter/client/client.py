@@ -86,6 +86,7 @@ from rolloutbus.trainer_adapter.client.core.results import (
     FleetResult,
     Float32s,
     Rollout,
+    RolloutCancelled,
     Scores,
     rollout_in,
     table_of,
@@ -114,6 +115,7 @@ ANOTHER = "its `connect_options`, and there call connect(**options) or connect_s
 """What to pass to another process in the place of a client."""
 
 OnError = Literal["raise", "return"]
+OnAbort = Literal["raise", "partial"]
 ProfileActivity = Literal["CPU", "GPU"]
 
 
@@ -299,6 +301,7 @@ class RolloutClient:
         n: int = 1,
         seed: int | Sequence[int] | None = None,
         on_error: Literal["raise"] = "raise",
+        on_abort: OnAbort = "raise",
         **options: Unpack[BatchOptions],
     ) -> list[list[Rollout]]: ...
     @overload
@@ -310,6 +313,7 @@ class RolloutClient:
         n: int = 1,
         seed: int | Sequence[int] | None = None,
         on_error: Literal["return"],
+        on_abort: OnAbort = "raise",
         **options: Unpack[BatchOptions],
     ) -> list[list[Rollout | BusError]]: ...
     async def generate_batch(
@@ -320,6 +324,7 @@ class RolloutClient:
         n: int = 1,
         seed: int | Sequence[int] | None = None,
         on_error: OnError = "raise",
+        on_abort: OnAbort = "raise",
         **options: Unpack[BatchOptions],
     ) -> list[list[Rollout]] | list[list[Rollout | BusError]]:
         """Sample `n` continuations of each prompt: one list per prompt, its group.
@@ -340,6 +345,8 @@ class RolloutClient:
                 aborted. `return`: each row is its Rollout, or its own error: no row suffers from
                 another one. What concerns all of them (a list of a wrong length, a client that is
                 closed) is raised all the same.
+            on_abort: `raise`: an aborted row has an error, as any other. `partial`: it is the
+                Rollout of what was sampled, its `finish_reason` being `abort`.
             **options: as of `generate`.
 
         Raises:
@@ -361,7 +368,7 @@ class RolloutClient:
                 asks += [error] * n
             if len(asks) % BATCH_PART < n:
                 await asyncio.sleep(0)  # others want the loop, too
-        rows = await self._rows(asks, deadline_of(options), on_error)
+        rows = await self._rows(asks, deadline_of(options), on_error, on_abort)
         return [rows[start : start + n] for start in range(0, len(rows), n)]
 
     def stream(
@@ -880,9 +887,13 @@ class RolloutClient:
         return await get_weights(self._commands, name, worker, deadline_s, max_rows)
 
     async def _rows(
-        self, asks: Sequence[Ask | BusError], deadline_s: float, on_error: OnError
+        self,
+        asks: Sequence[Ask | BusError],
+        deadline_s: float,
+        on_error: OnError,
+        on_abort: OnAbort,
     ) -> list[Any]:
-        """The rollout of each ask, or its error: that is raised unless `on_error` is `return`."""
+        """The rollout of each ask, or its error; see `generate_batch`."""
         connection = self.connection
         rids: list[str] = []
         rows: list[asyncio.Future[Result] | BusError] = []
@@ -903,11 +914,11 @@ class RolloutClient:
                     rids.append(rid)
                     rows.append(future)
             futures = [each for each in rows if isinstance(each, asyncio.Future)]
-            await asyncio.gather(*futures, return_exceptions=on_error == "return")
+            await ended(futures, on_error=on_error, on_abort=on_abort)
         finally:
             for rid in rids:
                 connection.forget(rid)
-        return [_row_in(each) for each in rows]
+        return [row_in(each, on_abort) for each in rows]
 
     async def list_weights(
         self, worker: str = "", *, policy: str = "default", deadline_s: float = 0.0
@@ -971,12 +982,40 @@ def _tags_of(tags: Sequence[MemoryTag] | None) -> list[MemoryTag]:
     return list(ALL_TAGS if tags is None else tags)
 
 
-def _row_in(row: asyncio.Future[Result] | BusError) -> Rollout | BusError:
+async def ended(
+    futures: Sequence[asyncio.Future[Result]], *, on_error: OnError, on_abort: OnAbort
+) -> None:
+    """Wait until all have ended; the first error that is to be raised ends that."""
+    waiting = asyncio.get_running_loop().create_future()
+    n_left = len(futures)
+
+    def note(future: asyncio.Future[Result]) -> None:
+        nonlocal n_left
+        n_left -= 1
+        if waiting.done():
+            return
+        error = None if future.cancelled() else future.exception()
+        is_kept = on_abort == "partial" and isinstance(error, RolloutCancelled)
+        if error is not None and on_error == "raise" and not is_kept:
+            waiting.set_exception(error)
+        elif not n_left:
+            waiting.set_result(None)
+
+    for future in futures:
+        future.add_done_callback(note)
+    if futures:
+        await waiting
+
+
+def row_in(row: asyncio.Future[Result] | BusError, on_abort: OnAbort) -> Rollout | BusError:
+    """What a row has become that has ended."""
     if isinstance(row, BusError):
         return row
     error = row.exception()
     if error is None:
         return rollout_in(row.result())
+    if on_abort == "partial" and isinstance(error, RolloutCancelled):
+        return error.partial
     if not isinstance(error, BusError):
         raise error
     return error

@@ -311,7 +311,8 @@ class Connection:
         """Open a request; the future gets its result or its error, the listener an update's steps.
 
         Raises:
-            ActorStopped: closed or dismissed.
+            ActorStopped: closed.
+            PeerLost: dismissed.
             MailboxFull: too many requests are open.
             OtherFleet: it names a version, and the fleet is another one than the caller knows.
             Refused: a field has a wrong type or size.

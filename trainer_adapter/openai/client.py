@@ -16,7 +16,7 @@ from rolloutbus.bus.wire.messages.generation import SamplingParams, Want
 from rolloutbus.trainer_adapter.client.asks import GenerateOptions, ask_of, row_seed
 from rolloutbus.trainer_adapter.client.blocking import Twin, blocking
 from rolloutbus.trainer_adapter.client.client import RolloutClient
-from rolloutbus.trainer_adapter.client.core.results import Rollout
+from rolloutbus.trainer_adapter.client.core.results import Delta, Rollout, RolloutCancelled
 from rolloutbus.trainer_adapter.client.sync_client import SyncRolloutClient
 from rolloutbus.trainer_adapter.client.text import require_tokenizer
 from rolloutbus.trainer_adapter.openai.answer_reader import ResponseTemplate
@@ -120,8 +120,10 @@ class OpenAIClient:
     prompt's tokens are those of an earlier answer and its prompt. Of choices that read alike the
     first is gone on with, unless the message has the `token_ids` of its choice.
 
-    Raises, all of its methods: what `RolloutClient.generate` raises; Refused also for whatever is
-    wrong with a body, `.field` being the body's name of it.
+    What is aborted answers what was sampled of it, with `finish_reason` `abort`.
+
+    Raises, all of its methods: what else `RolloutClient.generate` raises; Refused also for whatever
+    is wrong with a body, `.field` being the body's name of it.
     """
 
     def __init__(
@@ -272,7 +274,7 @@ class OpenAIClient:
     async def _whole(self, asked: _Asked) -> Json:
         with _named_by_body(asked.form):
             groups = await self._client.generate_batch(
-                asked.prompts, asked.sampling, n=asked.n, **asked.options
+                asked.prompts, asked.sampling, n=asked.n, on_abort="partial", **asked.options
             )
         rollouts = [rollout for group in groups for rollout in group]
         choices = [asked.answers.choice(i, each) for i, each in enumerate(rollouts)]
@@ -310,7 +312,11 @@ class OpenAIClient:
     async def _pieces(self, asked: _Asked) -> AsyncGenerator[Json]:
         head = _head(asked, asked.answers.chunk_name)
         streams = [
-            self._client.stream(prompt, _seeded(asked.sampling, number * asked.n + i), **options)
+            _with_partial(
+                self._client.stream(
+                    prompt, _seeded(asked.sampling, number * asked.n + i), **options
+                )
+            )
             for number, (prompt, options) in enumerate(_grouped(asked))
             for i in range(asked.n)
         ]
@@ -338,6 +344,29 @@ class OpenAIClient:
         if asked.body.stream_options is not None and asked.body.stream_options.include_usage:
             whole = [rollouts[index] for index in sorted(rollouts)]
             yield {**head, "choices": [], "usage": usage_of(whole, len(asked.prompts))}
+
+
+async def _with_partial(deltas: AsyncGenerator[Delta]) -> AsyncGenerator[Delta]:
+    """The deltas of a stream; what was sampled of an aborted one ends it, in place of an error."""
+    n_told = 0
+    async with aclosing(deltas):
+        try:
+            async for delta in deltas:
+                n_told = delta.start + len(delta.tokens)
+                yield delta
+        except RolloutCancelled as error:
+            whole = error.partial
+            start = min(n_told, len(whole.tokens))
+            yield Delta(
+                whole.rid,
+                start,
+                whole.tokens[start:],
+                whole.logprobs[start:],
+                whole.version_runs[-1][0] if whole.version_runs else 0,
+                whole.finish_reason,
+                whole.worker,
+                whole,
+            )
 
 
 def _want(options: GenerateOptions, n_top: int | None, field: str) -> GenerateOptions:

@@ -42,3 +42,11 @@ def test_two_that_differ_are_both_named(body: Json, other: tuple[bytes, bytes], 
     with pytest.raises(Refused, match=f"{who} say different things; leave one out") as refused:
         read(body, SESSION, other)
     assert refused.value.field == "session_id"
+
+
+@pytest.mark.parametrize("wrong", [{"session_id": 1}, {"timeout": True}, {"versions": ["any"]}])
+def test_what_has_a_wrong_type_in_the_body_is_left_to_its_reader(wrong: Json) -> None:
+    headers = [(b"x-session-id", b"1"), (b"x-deadline-ms", b"1000")]
+    read_body = read(wrong, *headers, (b"x-smg-version-policy", b"any"))
+    assert {name: read_body[name] for name in wrong} == wrong
+    assert type(read_body["timeout"]) is type(wrong.get("timeout", 1.0))

@@ -141,7 +141,8 @@ class ClientCore:
         """Open a request; its `Complete` comes exactly once. Returns its rid.
 
         Raises:
-            ActorStopped: this client has been closed or dismissed.
+            ActorStopped: this client has been closed.
+            PeerLost: it has been dismissed.
             MailboxFull: too many requests are open.
             OtherFleet: it names a version, and the fleet is another one than the caller knows.
         """

@@ -27,7 +27,7 @@ from rolloutbus.bus.wire.errors import BusError, Refused, SettingsError
 from rolloutbus.bus.wire.messages.control import MemoryTag, ServerFacts
 from rolloutbus.bus.wire.messages.generation import CloseSession
 from rolloutbus.trainer_adapter.client.asks import BatchOptions, GenerateOptions
-from rolloutbus.trainer_adapter.client.core.results import Rollout, RolloutCancelled
+from rolloutbus.trainer_adapter.client.core.results import Rollout
 from rolloutbus.trainer_adapter.frameworks.skyrl.link import FleetOptions, Link, link_of
 from rolloutbus.trainer_adapter.frameworks.skyrl.sampling import Sampling, checked_input
 from rolloutbus.trainer_adapter.frameworks.skyrl.weights import (
@@ -329,9 +329,9 @@ class FleetEngine(InferenceEngineInterface):
         if sessions is not None and not self.worker:  # a worker is more than a session asks for
             options["session"] = sessions
         batch = self._link.client.generate_batch(
-            prompts, sampling.params, n=n, on_error="return", **options
+            prompts, sampling.params, n=n, on_abort="partial", **options
         )
-        return [[_rollout_in(row) for row in group] for group in await self._run(batch)]
+        return await self._run(batch)
 
     def _output(self, rollouts: Sequence[Rollout], sampling: Sampling) -> Json:
         told = [each.behaviour_logprobs.tolist() for each in rollouts]
@@ -370,14 +370,6 @@ def _sizes_of(facts: Iterable[ServerFacts]) -> dict[str, int]:
     if len(found) > 1:
         raise SettingsError("workers are split in different ways: make an engine for each")
     return dict(zip(_SIZES, found.pop(), strict=True))
-
-
-def _rollout_in(row: Rollout | BusError) -> Rollout:
-    if isinstance(row, RolloutCancelled):
-        return row.partial
-    if isinstance(row, BusError):
-        raise row
-    return row
 
 
 def _with_text_session(payload: Mapping[str, Any]) -> Json:
