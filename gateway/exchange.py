@@ -22,6 +22,8 @@ Json = dict[str, Any]
 Endpoint = Callable[[Request], Awaitable[Response]]
 
 DONE = b"data: [DONE]\n\n"
+IS_CUT = "rolloutbus.is_cut"
+"""In the scope of a request: whether its answer was aborted, so that who asks again wants more."""
 _PLACE = re.compile(r"`\$\.?(?P<path>[^`]*)`")
 
 

@@ -10,6 +10,7 @@ from rolloutbus.bus.wire.errors import Refused
 from rolloutbus.bus.wire.messages.endings import Problem, bad_request
 from rolloutbus.bus.wire.messages.generation import Want
 from rolloutbus.gateway.exchange import (
+    IS_CUT,
     DirectRoute,
     EventStream,
     Json,
@@ -168,5 +169,6 @@ class OpenAIApi:
 
 async def _whole(request: Request, work: Awaitable[Json]) -> Response:
     answer = await while_connected(request, work)
+    request.scope[IS_CUT] = any(each["finish_reason"] == "abort" for each in answer["choices"])
     runs = [run for choice in answer["choices"] for run in choice["weight_versions"]]
     return as_json(answer, headers=version_headers(runs))

@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from rolloutbus.gateway.exchange import as_json
+from rolloutbus.gateway.exchange import IS_CUT, as_json
 from rolloutbus.gateway.headers import CHOOSING, header_in
 from rolloutbus.gateway.problems import error_body
 
@@ -62,8 +62,10 @@ class _Try:
     @property
     def is_kept(self) -> bool:
         """Whether its answer will do for all who ask again: it is complete, and no error."""
-        whole = bool(self.messages) and not self.messages[-1].get("more_body", False)
-        return whole and self.messages[0].get("status") == HTTPStatus.OK
+        if not self.messages or self.messages[-1].get("more_body", False):
+            return False
+        is_cut = self.scope.get(IS_CUT, False)
+        return self.messages[0].get("status") == HTTPStatus.OK and not is_cut
 
 
 class OncePerRequestId:
@@ -71,7 +73,7 @@ class OncePerRequestId:
 
     A repeated one waits for the first, or gets its answer, for some minutes. When all who wait have
     left, the first goes on for a while, so that it can be found again; then it is aborted. Errors
-    are not kept, and streams are not shared: both are asked anew.
+    and aborted answers are not kept, and streams are not shared: all of them are asked anew.
     """
 
     def __init__(self, app: ASGIApp, max_body_bytes: int) -> None:

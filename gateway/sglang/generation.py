@@ -12,6 +12,7 @@ from rolloutbus.bus.wire.messages.endings import Problem, bad_request
 from rolloutbus.bus.wire.messages.generation import Want
 from rolloutbus.gateway.engine_routes import check_fields, check_query
 from rolloutbus.gateway.exchange import (
+    IS_CUT,
     DirectRoute,
     EventStream,
     Json,
@@ -78,7 +79,9 @@ class GenerationApi:
                 raise Refused(bad_request("stream", message))
             return await EventStream.of(request, self._pieces(body, prompts), _told)
         replies = await while_connected(request, self._whole(body, prompts))
-        runs = [run for reply in replies for run in reply["meta_info"]["weight_versions"]]
+        told = [reply["meta_info"] for reply in replies]
+        request.scope[IS_CUT] = any(each["finish_reason"]["type"] == "abort" for each in told)
+        runs = [run for each in told for run in each["weight_versions"]]
         return as_json(replies if prompts.is_batch else replies[0], headers=version_headers(runs))
 
     async def _whole(self, body: GenerateBody, prompts: Prompts) -> list[Json]:

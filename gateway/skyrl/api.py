@@ -13,6 +13,7 @@ from rolloutbus.bus.wire.messages.endings import Problem, bad_request
 from rolloutbus.gateway.adapters import LoadBody, load_on_all
 from rolloutbus.gateway.engine_routes import MEMORY_TAGS, SLOW_S, check_fields, check_query
 from rolloutbus.gateway.exchange import (
+    IS_CUT,
     DirectRoute,
     Json,
     as_json,
@@ -116,6 +117,7 @@ class SkyRLApi:
             rollouts = await while_connected(request, work)
         except BusError as error:
             raise with_field_of(FIELD_OF_BUS, error) from error
+        request.scope[IS_CUT] = any(each.finish_reason == "abort" for each in rollouts)
         runs = [run for rollout in rollouts for run in rollout.version_runs]
         return as_json(reply_of(rollouts, body, vllm), headers=version_headers(runs))
 

@@ -102,13 +102,17 @@ async def _chunks(reader: asyncio.StreamReader) -> AsyncGenerator[bytes]:
 
 @asynccontextmanager
 async def gateway(*arguments: str, command: str = "gateway") -> AsyncGenerator[Gateway]:
-    """Start `rolloutbus gateway` at a free port; it is killed at the end. It logs no traceback."""
+    """Start `rolloutbus gateway` at a free port; it is killed at the end.
+
+    It logs no traceback, and no error that nobody reads.
+    """
     with TemporaryFile() as log:
         async with _started(log, command, *arguments) as running:
             yield running
         log.seek(0)
         said = log.read().decode()
     assert "Traceback" not in said, said
+    assert "never retrieved" not in said, said
 
 
 @asynccontextmanager

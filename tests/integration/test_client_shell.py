@@ -1,11 +1,12 @@
 """The client's shells over real sockets, against a router and a worker played by the test."""
 
 import asyncio
+import gc
 import os
 import threading
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import msgspec
 import numpy as np
@@ -222,6 +223,22 @@ async def test_a_batch_may_keep_what_was_sampled_of_aborted_rows(
     assert (whole.finish_reason, stopped.finish_reason) == ("length", "abort")
     held = stopped.tokens.tolist()
     assert held == list(range(13, 13 + len(held)))
+
+
+async def test_rows_that_fail_together_leave_no_error_that_nobody_reads(
+    fleet: PretendFleet, client: RolloutClient
+) -> None:
+    unread: list[Any] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: unread.append(context))
+    batch = asyncio.create_task(client.generate_batch([[13]] * 20, SamplingParams()))
+    await fleet.endless_began.wait()
+    await client.abort()
+    [error] = await asyncio.gather(batch, return_exceptions=True)
+    assert isinstance(error, RolloutCancelled)
+    del batch, error  # its traceback holds the rows
+    await asyncio.sleep(0)  # so does the loop, until its next turn
+    gc.collect()
+    assert unread == []
 
 
 async def test_a_batch_raises_the_first_error_unless_told_otherwise(client: RolloutClient) -> None:

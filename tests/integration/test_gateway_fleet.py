@@ -384,6 +384,31 @@ class TestRepeats:
         reply = await served.ask("POST", "/generate", wrong, headers=headers)
         assert (reply.status, reply.json["error"]["param"]) == (409, "x-request-id")
 
+    @pytest.mark.parametrize(
+        ("path", "body"),
+        [
+            ("/generate", {"input_ids": CUE, "sampling_params": {"max_new_tokens": 3}}),
+            ("/v1/completions", {"prompt": CUE, "max_tokens": 3}),
+            ("/inference/v1/generate", {"token_ids": CUE, "sampling_params": {"max_tokens": 3}}),
+        ],
+    )
+    async def test_what_was_aborted_is_asked_anew(
+        self, served: Gateway, client: RolloutClient, path: str, body: Json
+    ) -> None:
+        headers = {"x-request-id": f"cut {path}"}
+        await client.pause()
+        try:
+            asking = asyncio.ensure_future(served.ask("POST", path, body, headers=headers))
+            await status_when(client, lambda status: status.n_queued == 1)
+            await served.ask("POST", "/abort_request", {"abort_all": True})
+            cut = await asking
+        finally:
+            await client.resume()
+        again = await served.ask("POST", path, body, headers=headers)
+        assert (cut.status, again.status) == (200, 200)
+        assert b'"abort"' in cut.body
+        assert b'"abort"' not in again.body
+
     async def test_a_stream_is_streamed_each_time(self, served: Gateway) -> None:
         headers = {"x-request-id": "stream"}
         body = {"input_ids": CUE, "sampling_params": {"max_new_tokens": 3}, "stream": True}

@@ -992,9 +992,9 @@ async def ended(
     def note(future: asyncio.Future[Result]) -> None:
         nonlocal n_left
         n_left -= 1
+        error = None if future.cancelled() else future.exception()  # asked of all: it is seen then
         if waiting.done():
             return
-        error = None if future.cancelled() else future.exception()
         is_kept = on_abort == "partial" and isinstance(error, RolloutCancelled)
         if error is not None and on_error == "raise" and not is_kept:
             waiting.set_exception(error)

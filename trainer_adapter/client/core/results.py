@@ -66,7 +66,7 @@ class Rollout:
     """Time in the engine, in the last attempt."""
     arrays: Mapping[str, AnyArray] = field(default_factory=dict[str, AnyArray])
     """What `want` asked for, by name; docs/protocol.md, "Arrays", has dtypes and shapes. A row per
-    token begins at token `n_resumed`. bfloat16 comes as float32."""
+    token begins at token `n_resumed`. bfloat16 comes as float32. Empty if it was aborted."""
     lora: str = ""
     """`NAME@VERSION` of the adapter that sampled all tokens, as the engine had it loaded, also if
     the request named no version. Empty: no adapter, or a partial that no worker has vouched for."""
