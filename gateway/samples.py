@@ -12,7 +12,7 @@ from rolloutbus.bus.wire.errors import BusError, RequestError
 from rolloutbus.bus.wire.messages.control import ServerFacts
 from rolloutbus.bus.wire.messages.generation import SamplingParams, Want
 from rolloutbus.trainer_adapter.client.asks import GenerateOptions, ask_of, deadline_of, row_seed
-from rolloutbus.trainer_adapter.client.client import RolloutClient, ended, row_in
+from rolloutbus.trainer_adapter.client.client import RolloutClient, all_ended, row_in
 from rolloutbus.trainer_adapter.client.core.results import Rollout
 
 OPTIONS: Mapping[str, str] = {
@@ -73,7 +73,7 @@ async def sampled(
             futures.append(future)
         if on_rids is not None:
             on_rids(rids)
-        await ended(futures, on_error="raise", on_abort="partial")
+        await all_ended(futures, on_error="raise", on_abort="partial")
     finally:
         for rid in rids:
             connection.forget(rid)

@@ -914,7 +914,7 @@ class RolloutClient:
                     rids.append(rid)
                     rows.append(future)
             futures = [each for each in rows if isinstance(each, asyncio.Future)]
-            await ended(futures, on_error=on_error, on_abort=on_abort)
+            await all_ended(futures, on_error=on_error, on_abort=on_abort)
         finally:
             for rid in rids:
                 connection.forget(rid)
@@ -982,7 +982,7 @@ def _tags_of(tags: Sequence[MemoryTag] | None) -> list[MemoryTag]:
     return list(ALL_TAGS if tags is None else tags)
 
 
-async def ended(
+async def all_ended(
     futures: Sequence[asyncio.Future[Result]], *, on_error: OnError, on_abort: OnAbort
 ) -> None:
     """Wait until all have ended; the first error that is to be raised ends that."""

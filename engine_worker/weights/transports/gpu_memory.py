@@ -35,8 +35,8 @@ class SpareGpuMemory:
             torch.cuda.synchronize(self._device)
         except RuntimeError as error:  # whoever needs it later is told again
             _log.warning(
-                "GPU %s has no room for this process beside its engine, so versions that go from "
-                "GPU to GPU will be refused; leave the engine less of its memory: %s",
+                "GPU %s cannot be used by this process beside its engine, so versions come by shm "
+                "or tcp in place of cuda_ipc and nccl; leave the engine less of its memory: %s",
                 gpu,
                 first_line(error),
             )
